@@ -1,0 +1,748 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ownership state machine: who must return an allocation, and who may start that.
+
+Every buffer is in one state of :class:`Ownership`. The rules are the data in :data:`TABLE`; nothing else in the
+package decides. When this module is compiled, the table is turned into an array once, at import, and
+:func:`step` applies it to an atomic word by compare-and-exchange. Read as plain Python, the module gives the
+table, the document's table and its diagram, and no transitions.
+
+The word
+--------
+State, claim, failed mark, lost mark, taker, number of loans and epoch share one 64-bit word, so that no two of
+them can ever disagree. The word belongs to what is freed: to the range for virtual memory, to the buffer's own
+record for everything else.
+
+A range outlives the buffers that it passes through. Each of them keeps the *epoch* that it was given; a grow
+raises the word's epoch, and from then on a buffer with an older one reads TRANSFERRED. This is what makes a
+close of the old buffer harmless while another thread grows it: the comparison that would start the free
+contains the epoch, so it fails.
+"""
+
+import enum
+from typing import NamedTuple
+
+import cython
+
+__all__ = [
+    "TABLE",
+    "Claim",
+    "Event",
+    "Loans",
+    "Ownership",
+    "Rule",
+    "TransferredTo",
+    "Verdict",
+    "compiled",
+    "diagram_mermaid",
+    "find_rule",
+    "table_markdown",
+]
+
+compiled = cython.compiled
+
+
+class Ownership(enum.Enum):
+    """Who must return the allocation that a buffer describes."""
+
+    RELEASED = 0
+    OWNED = 1
+    BORROWED = 2
+    TRANSFERRED = 3
+
+
+class TransferredTo(enum.Enum):
+    """Who took over an allocation whose buffer is TRANSFERRED."""
+
+    GROWN = 1
+    DETACHED = 2
+    MOVED = 3
+    LOANS = 4
+    GRAPH = 5
+
+
+class Claim(enum.Enum):
+    """A transition that has begun and is neither committed nor aborted."""
+
+    NONE = 0
+    RELEASE = 1
+    TRANSFER = 2
+
+
+class Event(enum.Enum):
+    """What can happen to a buffer."""
+
+    ALLOCATE = "allocate"
+    BORROW = "borrow"
+    BEGIN_RELEASE = "begin release"
+    BEGIN_AUTOMATIC_RELEASE = "begin automatic release"
+    COMMIT_RELEASE = "commit release"
+    ABORT_RELEASE = "abort release"
+    BEGIN_TRANSFER = "begin transfer"
+    COMMIT_TRANSFER = "commit transfer"
+    ABORT_TRANSFER = "abort transfer"
+    LEND = "lend"
+    END_LOAN = "end loan"
+    LOSE = "lose"
+    USE = "use"
+
+
+class Verdict(enum.Enum):
+    """The answer of the machine to an event."""
+
+    GO = 0  #: the transition was made
+    LENT = 1  #: made: what was held has passed to the loans
+    LAST_LOAN = 2  #: made: the caller must now return what the loans held
+    NOTHING = 3  #: harmless, nothing to do
+    IN_PROGRESS = 4  #: another call is releasing this allocation now
+    CLOSED = 5  #: refused: TRANSFERRED or RELEASED
+    CLAIMED = 6  #: refused: a release or a transfer is under way
+    NOT_OWNER = 7  #: refused: one cannot give what one does not own
+    HAS_LOANS = 8  #: refused: somebody still looks at the memory
+    NO_LOAN = 9  #: refused: more loans ended than began
+    NOT_CLAIMED = 10  #: refused: a commit or abort without its begin
+    TOO_MANY = 11  #: refused: the count of loans is full
+
+
+class Loans(enum.Enum):
+    """How many loans a rule asks for."""
+
+    ANY = "any number of loans"
+    NONE = "no loans"
+    LAST = "one loan"
+    SOME = "loans"
+
+
+class Rule(NamedTuple):
+    """One row of the table; the first row that fits an event decides.
+
+    ``sources`` are the states it fits (empty: a new buffer). ``claims``, ``loans``, ``failed`` and ``takers``
+    narrow it further; ``None`` fits everything. ``held_by_loans`` asks whether a TRANSFERRED word went to its
+    loans. ``to`` and the fields after it say what changes; ``None`` keeps what is there.
+    """
+
+    sources: tuple[Ownership, ...]
+    event: Event
+    verdict: Verdict
+    effect: str
+    claims: tuple[Claim, ...] | None = (Claim.NONE,)
+    loans: Loans = Loans.ANY
+    failed: bool | None = None
+    takers: tuple[TransferredTo, ...] | None = None
+    held_by_loans: bool | None = None
+    to: Ownership | None = None
+    claim: Claim | None = None
+    set_failed: bool | None = None
+    set_lost: bool = False
+    loan_change: int = 0
+    taker: TransferredTo | None = None
+
+
+_OWNED = (Ownership.OWNED,)
+_BORROWED = (Ownership.BORROWED,)
+_OPEN = (Ownership.OWNED, Ownership.BORROWED)
+_ENDED = (Ownership.TRANSFERRED, Ownership.RELEASED)
+_TRANSFERRED = (Ownership.TRANSFERRED,)
+_ANY_STATE = (Ownership.OWNED, Ownership.BORROWED, Ownership.TRANSFERRED, Ownership.RELEASED)
+_BUSY = (Claim.RELEASE, Claim.TRANSFER)
+_LOANS_REFUSED = (TransferredTo.DETACHED, TransferredTo.MOVED)
+
+E = Event
+V = Verdict
+
+TABLE: tuple[Rule, ...] = (
+    # -- a buffer begins ---------------------------------------------------------------------------------------
+    Rule((), E.ALLOCATE, V.GO, "allocated, imported or adopted: this buffer must return it", to=Ownership.OWNED),
+    Rule((), E.BORROW, V.GO, "somebody else returns it; the owner, if named, is kept alive", to=Ownership.BORROWED),
+    # -- release -----------------------------------------------------------------------------------------------
+    Rule(
+        _OPEN,
+        E.BEGIN_RELEASE,
+        V.LENT,
+        "what was held (allocation, owner) passes to the loans",
+        loans=Loans.SOME,
+        to=Ownership.TRANSFERRED,
+        taker=TransferredTo.LOANS,
+    ),
+    Rule(_OWNED, E.BEGIN_RELEASE, V.GO, "the deleter starts", loans=Loans.NONE, claim=Claim.RELEASE),
+    Rule(
+        _BORROWED,
+        E.BEGIN_RELEASE,
+        V.GO,
+        "the owner reference is dropped",
+        loans=Loans.NONE,
+        to=Ownership.RELEASED,
+    ),
+    Rule(
+        _OPEN,
+        E.BEGIN_AUTOMATIC_RELEASE,
+        V.LENT,
+        "what was held (allocation, owner) passes to the loans",
+        loans=Loans.SOME,
+        to=Ownership.TRANSFERRED,
+        taker=TransferredTo.LOANS,
+    ),
+    Rule(
+        _OWNED,
+        E.BEGIN_AUTOMATIC_RELEASE,
+        V.NOTHING,
+        "the deleter failed before: only an explicit close tries again",
+        loans=Loans.NONE,
+        failed=True,
+    ),
+    Rule(
+        _OWNED,
+        E.BEGIN_AUTOMATIC_RELEASE,
+        V.GO,
+        "the deleter starts",
+        loans=Loans.NONE,
+        failed=False,
+        claim=Claim.RELEASE,
+    ),
+    Rule(
+        _BORROWED,
+        E.BEGIN_AUTOMATIC_RELEASE,
+        V.GO,
+        "the owner reference is dropped",
+        loans=Loans.NONE,
+        to=Ownership.RELEASED,
+    ),
+    Rule(
+        _OWNED,
+        E.COMMIT_RELEASE,
+        V.GO,
+        "the allocation was returned",
+        claims=(Claim.RELEASE,),
+        to=Ownership.RELEASED,
+        claim=Claim.NONE,
+        set_failed=False,
+    ),
+    Rule(
+        _TRANSFERRED,
+        E.COMMIT_RELEASE,
+        V.GO,
+        "what the loans held was returned",
+        claims=(Claim.RELEASE,),
+        claim=Claim.NONE,
+        set_failed=False,
+    ),
+    Rule(
+        (Ownership.OWNED, Ownership.TRANSFERRED),
+        E.ABORT_RELEASE,
+        V.GO,
+        "the deleter failed and can be tried again",
+        claims=(Claim.RELEASE,),
+        claim=Claim.NONE,
+        set_failed=True,
+    ),
+    # -- transfer ----------------------------------------------------------------------------------------------
+    Rule(
+        _OWNED,
+        E.BEGIN_TRANSFER,
+        V.HAS_LOANS,
+        "detach and move: refused while somebody looks at the memory",
+        loans=Loans.SOME,
+        takers=_LOANS_REFUSED,
+    ),
+    Rule(_OWNED, E.BEGIN_TRANSFER, V.GO, "the taker gets ready", claim=Claim.TRANSFER),
+    Rule(
+        _OWNED,
+        E.COMMIT_TRANSFER,
+        V.GO,
+        "the record goes to the taker; the deleter is skipped",
+        claims=(Claim.TRANSFER,),
+        to=Ownership.TRANSFERRED,
+        claim=Claim.NONE,
+    ),
+    Rule(
+        _OWNED,
+        E.ABORT_TRANSFER,
+        V.GO,
+        "nothing has changed",
+        claims=(Claim.TRANSFER,),
+        claim=Claim.NONE,
+    ),
+    Rule(
+        _BORROWED,
+        E.BEGIN_TRANSFER,
+        V.NOT_OWNER,
+        "refused: one cannot give what one does not own",
+    ),
+    # -- loans -------------------------------------------------------------------------------------------------
+    Rule(_OPEN, E.LEND, V.GO, "one more looks at the memory", loan_change=+1),
+    Rule(
+        _TRANSFERRED,
+        E.END_LOAN,
+        V.LAST_LOAN,
+        "the last one starts the deleter, or drops the owner",
+        loans=Loans.LAST,
+        held_by_loans=True,
+        claim=Claim.RELEASE,
+        loan_change=-1,
+    ),
+    Rule(
+        _ANY_STATE,
+        E.END_LOAN,
+        V.GO,
+        "one less looks at the memory",
+        claims=None,
+        loans=Loans.SOME,
+        loan_change=-1,
+    ),
+    # -- lost --------------------------------------------------------------------------------------------------
+    Rule(
+        _OWNED,
+        E.LOSE,
+        V.GO,
+        "context destroyed, device gone, child of a fork: the deleter never runs",
+        claims=(Claim.NONE, Claim.RELEASE),
+        to=Ownership.RELEASED,
+        claim=Claim.NONE,
+        set_lost=True,
+    ),
+    # -- use ---------------------------------------------------------------------------------------------------
+    Rule(_OPEN, E.USE, V.GO, "allowed"),
+    # -- everything else ---------------------------------------------------------------------------------------
+    Rule(
+        _ANY_STATE,
+        E.BEGIN_RELEASE,
+        V.IN_PROGRESS,
+        "another call is returning it; a close from within that call does nothing",
+        claims=(Claim.RELEASE,),
+    ),
+    Rule(
+        _ANY_STATE,
+        E.BEGIN_AUTOMATIC_RELEASE,
+        V.IN_PROGRESS,
+        "another call is returning it",
+        claims=(Claim.RELEASE,),
+    ),
+    Rule(_ENDED, E.BEGIN_RELEASE, V.NOTHING, "closing twice is harmless"),
+    Rule(_ENDED, E.BEGIN_AUTOMATIC_RELEASE, V.NOTHING, "collecting a closed buffer is harmless"),
+    Rule(_OPEN, E.BEGIN_RELEASE, V.CLAIMED, "refused: it is being moved", claims=(Claim.TRANSFER,)),
+    Rule(_OPEN, E.BEGIN_AUTOMATIC_RELEASE, V.CLAIMED, "refused: it is being moved", claims=(Claim.TRANSFER,)),
+    Rule(_ENDED, E.LEND, V.CLOSED, "refused: the error tells which of the two, and where it went", claims=None),
+    Rule(_ENDED, E.BEGIN_TRANSFER, V.CLOSED, "refused: the error tells which of the two, and where it went", claims=None),
+    Rule(_ENDED, E.USE, V.CLOSED, "refused: the error tells which of the two, and where it went", claims=None),
+    Rule(_OPEN, E.LEND, V.CLAIMED, "refused: a release or a transfer is under way", claims=_BUSY),
+    Rule(_OPEN, E.BEGIN_TRANSFER, V.CLAIMED, "refused: a release or a transfer is under way", claims=_BUSY),
+    Rule(_OPEN, E.USE, V.CLAIMED, "refused: a release or a transfer is under way", claims=_BUSY),
+    Rule(_ANY_STATE, E.END_LOAN, V.NO_LOAN, "refused: no loan is open", claims=None, loans=Loans.NONE),
+    Rule(_ANY_STATE, E.COMMIT_RELEASE, V.NOT_CLAIMED, "refused: no release has begun", claims=None),
+    Rule(_ANY_STATE, E.ABORT_RELEASE, V.NOT_CLAIMED, "refused: no release has begun", claims=None),
+    Rule(_ANY_STATE, E.COMMIT_TRANSFER, V.NOT_CLAIMED, "refused: no transfer has begun", claims=None),
+    Rule(_ANY_STATE, E.ABORT_TRANSFER, V.NOT_CLAIMED, "refused: no transfer has begun", claims=None),
+    Rule(_OWNED, E.LOSE, V.CLAIMED, "refused: it is being moved", claims=(Claim.TRANSFER,)),
+    Rule(
+        (Ownership.BORROWED, Ownership.TRANSFERRED, Ownership.RELEASED),
+        E.LOSE,
+        V.NOTHING,
+        "nothing to lose",
+        claims=None,
+    ),
+)
+
+del E, V
+
+
+def _fits_loans(wanted: Loans, loans: int) -> bool:
+    if wanted is Loans.ANY:
+        return True
+    if wanted is Loans.NONE:
+        return loans == 0
+    if wanted is Loans.LAST:
+        return loans == 1
+    return loans > 0
+
+
+def find_rule(
+    state: Ownership,
+    event: Event,
+    *,
+    claim: Claim = Claim.NONE,
+    loans: int = 0,
+    failed: bool = False,
+    held_by_loans: bool = False,
+    taker: TransferredTo | None = None,
+) -> Rule:
+    """Return the row that decides ``event`` for a buffer in this situation.
+
+    Parameters
+    ----------
+    state, claim, loans, failed, held_by_loans
+        The situation. ``held_by_loans`` tells whether a TRANSFERRED allocation went to its loans.
+    event : Event
+        What happens.
+    taker : TransferredTo, optional
+        Who would take it, for ``Event.BEGIN_TRANSFER``.
+
+    Raises
+    ------
+    LookupError
+        If no row fits. The table is complete for every situation that can arise, so this means a wrong argument.
+    """
+    for rule in TABLE:
+        if rule.event is not event or state not in rule.sources:
+            continue
+        if rule.claims is not None and claim not in rule.claims:
+            continue
+        if not _fits_loans(rule.loans, loans):
+            continue
+        if rule.failed is not None and rule.failed != failed:
+            continue
+        if rule.takers is not None and taker not in rule.takers:
+            continue
+        if rule.held_by_loans is not None and rule.held_by_loans != held_by_loans:
+            continue
+        return rule
+    raise LookupError(f"no rule for {event} in {state}, {claim}, {loans} loans")
+
+
+# --- documents made from the table --------------------------------------------------------------------------------
+
+
+def _guard_text(rule: Rule) -> str:
+    parts: list[str] = []
+    if rule.takers is not None:
+        parts.append("to " + " or ".join(t.name for t in rule.takers))
+    if rule.sources and rule.claims is not None:
+        names = [c.name.lower() for c in rule.claims]
+        parts.append("unclaimed" if names == ["none"] else "claimed for " + " or ".join(n for n in names if n != "none"))
+        if len(names) > 1 and "none" in names:
+            parts[-1] = "unclaimed or " + parts[-1]
+    if rule.loans is not Loans.ANY:
+        parts.append(rule.loans.value)
+    if rule.failed is not None:
+        parts.append("failed before" if rule.failed else "not failed")
+    if rule.held_by_loans:
+        parts.append("held by loans")
+    return "; ".join(parts)
+
+
+def _target_text(rule: Rule) -> str:
+    if rule.verdict.value > Verdict.LAST_LOAN.value:
+        return "unchanged"
+    parts = [rule.to.name if rule.to else "same"]
+    if rule.taker:
+        parts[0] += f" to {rule.taker.name}"
+    if rule.claim not in (None, Claim.NONE):
+        parts.append("claimed")
+    if rule.set_failed:
+        parts.append("failed")
+    if rule.set_lost:
+        parts.append("lost")
+    if rule.loan_change:
+        parts.append(f"loans {'+' if rule.loan_change > 0 else '-'} 1")
+    return ", ".join(parts)
+
+
+def table_markdown() -> str:
+    """Return the table as Markdown, as it stands in ``design/ownership.md``."""
+    lines = ["| from | event | guard | answer | to | effect |", "|---|---|---|---|---|---|"]
+    for rule in TABLE:
+        sources = "any" if len(rule.sources) == len(Ownership) else ", ".join(s.name for s in rule.sources) or "(new)"
+        lines.append(
+            f"| {sources} | {rule.event.value} | {_guard_text(rule)} | {rule.verdict.name} "
+            f"| {_target_text(rule)} | {rule.effect} |"
+        )
+    return "\n".join(lines)
+
+
+def diagram_mermaid() -> str:
+    """Return the transitions between states as a Mermaid state diagram, made from the table."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+
+    def add(source: str, target: str, label: str) -> None:
+        labels = arrows.setdefault((source, target), [])
+        if label not in labels:
+            labels.append(label)
+
+    for rule in TABLE:
+        if rule.verdict.value > Verdict.LAST_LOAN.value or rule.event is Event.USE:
+            continue
+        if not rule.sources:
+            add("[*]", rule.to.name, rule.event.value)
+            continue
+        for source in rule.sources:
+            for claim in rule.claims or tuple(Claim):
+                before = source.name if claim is Claim.NONE else f"{source.name}_{claim.name}"
+                if claim is not Claim.NONE and source is not Ownership.OWNED:
+                    if not (source is Ownership.TRANSFERRED and claim is Claim.RELEASE):
+                        continue
+                state = rule.to or source
+                after_claim = claim if rule.claim is None else rule.claim
+                after = state.name if after_claim is Claim.NONE else f"{state.name}_{after_claim.name}"
+                if before != after:
+                    add(before, after, rule.event.value)
+    lines = ["stateDiagram-v2"]
+    lines += [f"    {a} --> {b}: {', '.join(labels)}" for (a, b), labels in arrows.items()]
+    return "\n".join(lines)
+
+
+# --- the compiled machine -----------------------------------------------------------------------------------------
+# The types of everything below are in _ownership.pxd. Layout of the word, from the lowest bit:
+#   0-1 state, 2-3 claim, 4 failed, 5 lost, 6-8 taker, 16-39 loans, 40-63 epoch.
+
+_EVENT_NUMBER = {event: number for number, event in enumerate(Event)}
+_BEGIN_TRANSFER_CODES = {taker: len(_EVENT_NUMBER) + taker.value for taker in TransferredTo}
+
+
+def event_code(event: Event, taker: TransferredTo | None = None) -> int:
+    """Return the number that stands for an event in compiled calls of :func:`step`."""
+    if event is Event.BEGIN_TRANSFER:
+        return _BEGIN_TRANSFER_CODES[TransferredTo(taker)]
+    return _EVENT_NUMBER[event]
+
+
+def _compile_table():
+    _check_codes()
+    verdict_of_missing = Verdict.NOT_CLAIMED.value
+    for code in range(EVENT_CODES):
+        for situation in range(SITUATIONS):
+            VERDICTS[code * SITUATIONS + situation] = verdict_of_missing
+            KEEP[code * SITUATIONS + situation] = ~cython.cast(uint64_t, 0)
+            SET[code * SITUATIONS + situation] = 0
+            LOAN_CHANGE[code * SITUATIONS + situation] = 0
+    calls = [(event, None) for event in Event if event is not Event.BEGIN_TRANSFER]
+    calls += [(Event.BEGIN_TRANSFER, taker) for taker in TransferredTo]
+    for event, taker in calls:
+        if event in (Event.ALLOCATE, Event.BORROW):
+            continue
+        code = event_code(event, taker)
+        for state in Ownership:
+            for claim in Claim:
+                for failed in (False, True):
+                    for loans in (0, 1, 2):
+                        for held in (False, True):
+                            _compile_one(code, event, taker, state, claim, failed, loans, held)
+
+
+def _compile_one(code, event, taker, state, claim, failed, loans, held):
+    try:
+        rule = find_rule(
+            state, event, claim=claim, loans=loans, failed=failed, held_by_loans=held, taker=taker
+        )
+    except LookupError:
+        return
+    situation = state.value | claim.value << 2 | failed << 4 | loans << 5 | held << 7
+    entry = code * SITUATIONS + situation
+    VERDICTS[entry] = rule.verdict.value
+    if rule.verdict.value > Verdict.LAST_LOAN.value:
+        return
+    keep: uint64_t = ~cython.cast(uint64_t, 0)
+    bits: uint64_t = 0
+    if rule.to is not None:
+        keep &= ~STATE_MASK
+        bits |= rule.to.value
+    if rule.claim is not None:
+        keep &= ~CLAIM_MASK
+        bits |= rule.claim.value << 2
+    if rule.set_failed is not None:
+        keep &= ~FAILED_BIT
+        bits |= FAILED_BIT if rule.set_failed else 0
+    if rule.set_lost:
+        bits |= LOST_BIT
+    kept_taker = rule.taker if rule.event is not Event.BEGIN_TRANSFER else taker
+    if kept_taker is not None:
+        keep &= ~TAKER_MASK
+        bits |= kept_taker.value << 6
+    elif rule.event is Event.ABORT_TRANSFER:
+        keep &= ~TAKER_MASK
+    KEEP[entry] = keep
+    SET[entry] = bits
+    LOAN_CHANGE[entry] = rule.loan_change
+
+
+def _check_codes():
+    # The numbers in _ownership.pxd are written out so that C code can use them; they must mean the same here.
+    for name, number in (
+        ("BEGIN_RELEASE", EVENT_BEGIN_RELEASE),
+        ("BEGIN_AUTOMATIC_RELEASE", EVENT_BEGIN_AUTOMATIC_RELEASE),
+        ("COMMIT_RELEASE", EVENT_COMMIT_RELEASE),
+        ("ABORT_RELEASE", EVENT_ABORT_RELEASE),
+        ("COMMIT_TRANSFER", EVENT_COMMIT_TRANSFER),
+        ("ABORT_TRANSFER", EVENT_ABORT_TRANSFER),
+        ("LEND", EVENT_LEND),
+        ("END_LOAN", EVENT_END_LOAN),
+        ("LOSE", EVENT_LOSE),
+        ("USE", EVENT_USE),
+    ):
+        if _EVENT_NUMBER[Event[name]] != number:
+            raise AssertionError(f"event {name} is {_EVENT_NUMBER[Event[name]]} here and {number} in the .pxd")
+    if _BEGIN_TRANSFER_CODES[TransferredTo.GROWN] != EVENT_BEGIN_GROW:
+        raise AssertionError("begin transfer to GROWN has another number in the .pxd")
+    for verdict, number in (
+        (Verdict.GO, VERDICT_GO),
+        (Verdict.LENT, VERDICT_LENT),
+        (Verdict.LAST_LOAN, VERDICT_LAST_LOAN),
+        (Verdict.NOTHING, VERDICT_NOTHING),
+        (Verdict.IN_PROGRESS, VERDICT_IN_PROGRESS),
+        (Verdict.CLOSED, VERDICT_CLOSED),
+        (Verdict.CLAIMED, VERDICT_CLAIMED),
+        (Verdict.NOT_OWNER, VERDICT_NOT_OWNER),
+        (Verdict.HAS_LOANS, VERDICT_HAS_LOANS),
+        (Verdict.NO_LOAN, VERDICT_NO_LOAN),
+        (Verdict.NOT_CLAIMED, VERDICT_NOT_CLAIMED),
+        (Verdict.TOO_MANY, VERDICT_TOO_MANY),
+    ):
+        if verdict.value != number:
+            raise AssertionError(f"{verdict} has another number in the .pxd")
+
+
+def situation_of(bits):
+    loans = (bits & LOANS_MASK) >> 16
+    if loans > 2:
+        loans = 2
+    held = (bits & STATE_MASK) == STATE_TRANSFERRED and ((bits & TAKER_MASK) >> 6) == TAKER_LOANS
+    return cython.cast(cython.int, (bits & 31) | loans << 5 | cython.cast(uint64_t, held) << 7)
+
+
+def step(word, epoch, event):
+    while True:
+        old = word.load()
+        if cython.cast(uint32_t, old >> 40) != epoch and event != EVENT_END_LOAN:
+            # This holder was left behind by a grow. It is TRANSFERRED, whatever the word says of the next one.
+            return VERDICTS[event * SITUATIONS + STATE_TRANSFERRED]
+        entry = event * SITUATIONS + situation_of(old)
+        verdict = VERDICTS[entry]
+        if verdict > VERDICT_LAST_LOAN:
+            return verdict
+        new = (old & KEEP[entry]) | SET[entry]
+        if LOAN_CHANGE[entry] > 0:
+            if (old & LOANS_MASK) == LOANS_MASK:
+                return VERDICT_TOO_MANY
+            new += LOAN_UNIT
+        elif LOAN_CHANGE[entry] < 0:
+            new -= LOAN_UNIT
+        if new == old or word.compare_exchange_strong(old, new):
+            return verdict
+
+
+def commit_shared_transfer(word, epoch):
+    # The word of a range stays with the range: the next holder finds it OWNED and unclaimed under the next
+    # epoch, and this holder, whose epoch has passed, reads TRANSFERRED. One exchange does both.
+    while True:
+        old = word.load()
+        if cython.cast(uint32_t, old >> 40) != epoch:
+            return VERDICT_NOT_CLAIMED
+        verdict = VERDICTS[EVENT_COMMIT_TRANSFER * SITUATIONS + situation_of(old)]
+        if verdict != VERDICT_GO:
+            return verdict
+        new = (old & ~(CLAIM_MASK | TAKER_MASK | EPOCH_MASK)) | cython.cast(uint64_t, epoch + 1) << 40
+        if word.compare_exchange_strong(old, new):
+            return VERDICT_GO
+
+
+def state_of(bits, epoch):
+    if cython.cast(uint32_t, bits >> 40) != epoch:
+        return STATE_TRANSFERRED
+    return cython.cast(cython.int, bits & STATE_MASK)
+
+
+def fresh(state, epoch):
+    return cython.cast(uint64_t, state) | cython.cast(uint64_t, epoch) << 40
+
+
+class Word:
+    """One ownership word, for tests and for reading about the machine.
+
+    Parameters
+    ----------
+    state : str
+        Name of the first state: ``"OWNED"``, ``"BORROWED"`` or ``"RELEASED"``.
+    shared : bool
+        The word of a range, which outlives its holders: a committed transfer raises ``epoch``, and this
+        holder reads TRANSFERRED while the word itself is OWNED for the next.
+
+    Notes
+    -----
+    Every method applies one event and returns a :class:`Verdict`. Methods may be called from any thread.
+    """
+
+    def __init__(self, state="OWNED", shared=False, failed=False, claim="NONE", loans=0, taker=None):
+        self._epoch = 0
+        self._shared = shared
+        self._taker = 0
+        bits: uint64_t = fresh(Ownership[state].value, 0)
+        bits |= cython.cast(uint64_t, Claim[claim].value) << 2
+        bits |= FAILED_BIT if failed else 0
+        bits |= cython.cast(uint64_t, loans) << 16
+        if taker is not None:
+            bits |= cython.cast(uint64_t, TransferredTo[taker].value) << 6
+        self._word.store(bits)
+
+    def _step(self, code):
+        return Verdict(step(cython.address(self._word), self._epoch, code))
+
+    def begin_release(self):
+        return self._step(EVENT_BEGIN_RELEASE)
+
+    def begin_automatic_release(self):
+        return self._step(EVENT_BEGIN_AUTOMATIC_RELEASE)
+
+    def commit_release(self):
+        return self._step(EVENT_COMMIT_RELEASE)
+
+    def abort_release(self):
+        return self._step(EVENT_ABORT_RELEASE)
+
+    def begin_transfer(self, taker="GROWN"):
+        taker = taker if isinstance(taker, TransferredTo) else TransferredTo[taker]
+        return self._step(event_code(Event.BEGIN_TRANSFER, taker))
+
+    def commit_transfer(self):
+        if self._shared:
+            taker = self.taker
+            verdict = Verdict(commit_shared_transfer(cython.address(self._word), self._epoch))
+            if verdict is Verdict.GO:
+                self._taker = taker.value
+            return verdict
+        return self._step(EVENT_COMMIT_TRANSFER)
+
+    def abort_transfer(self):
+        return self._step(EVENT_ABORT_TRANSFER)
+
+    def lend(self):
+        return self._step(EVENT_LEND)
+
+    def end_loan(self):
+        return self._step(EVENT_END_LOAN)
+
+    def lose(self):
+        return self._step(EVENT_LOSE)
+
+    def use(self):
+        return self._step(EVENT_USE)
+
+    @property
+    def state(self):
+        return Ownership(state_of(self._word.load(), self._epoch))
+
+    @property
+    def claim(self):
+        return Claim((self._word.load() & CLAIM_MASK) >> 2)
+
+    @property
+    def failed(self):
+        return bool(self._word.load() & FAILED_BIT)
+
+    @property
+    def lost(self):
+        return bool(self._word.load() & LOST_BIT)
+
+    @property
+    def loans(self):
+        return (self._word.load() & LOANS_MASK) >> 16
+
+    @property
+    def taker(self):
+        number = self._taker or (self._word.load() & TAKER_MASK) >> 6
+        return TransferredTo(number) if number else None
+
+    @property
+    def epoch(self):
+        """The epoch of the word, which is ahead of this holder's once it was left behind."""
+        return self._word.load() >> 40
+
+
+if compiled:
+    _compile_table()
