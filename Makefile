@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make demo    the main job, on a GPU if there is one, else on the simulated driver
+#   make test    all tests, on the simulated driver unless DRIVER says otherwise
+#   make lint    style and likely mistakes
+#   make bench   times as ratios to plain driver calls
+#   make clean   removes everything that the other commands made
+#
+# Needed: Linux, Python 3.10 or later with venv, a C++ compiler, make. Everything else is installed into $(VENV).
+#   PYTHON=python3.12     the interpreter to build for
+#   VENV=folder           the environment (default .venv)
+#   DRIVER=auto|sim|gpu   the driver that the package's tests run on (default auto)
+#   ARGS="-k grow -x"     given to pytest, the example or the benchmarks
+
+PYTHON ?= python3
+VENV ?= .venv
+DRIVER ?= auto
+ARGS ?=
+
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: demo test test-sim test-package lint bench clean environment
+
+BIN := $(abspath $(VENV))/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --quiet
+# What is finished, so that a second call is quick. In the environment, so that they go when it goes.
+DONE := $(VENV)/.done
+
+SIM_SOURCES := $(shell find driver_sim -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' \
+	-o -name '*.toml' -o -name '*.map' \) -not -path '*/build/*' -not -path '*/tests/*' 2>/dev/null)
+PACKAGE_SOURCES := pyproject.toml setup.py $(shell find cuda_core/cuda -type f \( -name '*.py' -o -name '*.pyx' \
+	-o -name '*.pxd' -o -name '*.hpp' -o -name '*.h' -o -name 'py.typed' \) 2>/dev/null)
+
+demo: $(DONE)/package
+	$(BIN)/python examples/grow_buffer.py $(ARGS)
+
+test: test-sim test-package
+
+test-sim: $(DONE)/package $(DONE)/test-tools
+	$(BIN)/python -m pytest driver_sim/tests $(ARGS)
+
+test-package: $(DONE)/package $(DONE)/test-tools
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest cuda_core/tests --driver=$(DRIVER) $(ARGS)
+
+lint: $(DONE)/lint-tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/cython-lint cuda_core/cuda
+	$(BIN)/python tools/check_sources.py
+
+bench: $(DONE)/package
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+environment: $(DONE)/package $(DONE)/test-tools
+
+clean:
+	rm -rf $(VENV) build driver_sim/build .pytest_cache .hypothesis .ruff_cache
+	find . -name '*.egg-info' -prune -exec rm -rf {} +
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(DONE)/environment:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or later is needed")'
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(DONE)
+	touch $@
+
+# Without build isolation: the build tools are fetched once, and a changed file costs a rebuild of that file only.
+$(DONE)/build-tools: $(DONE)/environment pyproject.toml
+	$(BIN)/python tools/requirements.py pyproject.toml build > $(DONE)/build.txt
+	$(PIP) install -r $(DONE)/build.txt
+	touch $@
+
+$(DONE)/driver-sim: $(DONE)/build-tools $(SIM_SOURCES)
+	$(PIP) install --no-build-isolation ./driver_sim
+	touch $@
+
+$(DONE)/package: $(DONE)/driver-sim $(PACKAGE_SOURCES)
+	$(PIP) install --no-build-isolation .
+	touch $@
+
+$(DONE)/test-tools: $(DONE)/environment pyproject.toml
+	$(BIN)/python tools/requirements.py pyproject.toml test > $(DONE)/test.txt
+	$(PIP) install -r $(DONE)/test.txt
+	touch $@
+
+$(DONE)/lint-tools: $(DONE)/environment pyproject.toml
+	$(BIN)/python tools/requirements.py pyproject.toml lint > $(DONE)/lint.txt
+	$(PIP) install -r $(DONE)/lint.txt
+	touch $@
