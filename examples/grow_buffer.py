@@ -156,19 +156,18 @@ def main_job(driver):
     # not grant them, they are taken already.)
     behind = first[0] + first[1]
     taken = driver.reserve(behind, 2 * MIB)
+    table.step("others take the addresses behind", b=b)
     c = resource.modify_allocation(b, 16 * MIB)
-    table.step("addresses behind taken:", b=b)
-    table.step("  grow to 16 MiB, by moving", c=c)
+    table.step("grow to 16 MiB, by moving", b=b, c=c)
     expect(int(c.handle) != first[0], "the grown buffer has moved")
     second = (int(c.handle), c.capacity)
     expect(
         driver.read(int(c.handle), len(written)) == written, "every byte written at the start is still there"
     )
-    table.step("read the pattern: every byte kept", c=c)
+    table.step("read the pattern: all bytes kept", c=c)
 
     c.close()
-    table.step("close", a=a, b=b)
-    table.step("", c=c)
+    table.step("close", a=a, b=b, c=c)
     driver.unreserve(taken, 2 * MIB)
     print()
     return [first, second], table.free_at_start

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples run, and what they print is true."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import GRANULE, blocked
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def grow_buffer(driver_name):
+    """Run the example on the tests' driver; return the lines it printed."""
+    run = subprocess.run(
+        [sys.executable, EXAMPLES / "grow_buffer.py", f"--driver={driver_name}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout.splitlines()
+
+
+@pytest.fixture
+def example_module():
+    """Return the example as a module, in this process."""
+    specification = importlib.util.spec_from_file_location("grow_buffer_example", EXAMPLES / "grow_buffer.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def rows(lines):
+    """Return the table's rows as lists of cells, cut where the rule under the headings has its gaps."""
+    rule = next(line for line in lines if line.startswith("---"))
+    starts = [index for index, mark in enumerate(rule) if mark == "-" and rule[index - 1 : index] != "-"]
+    first = lines.index(rule) + 1
+    table = lines[first : lines.index("", first)]
+    ends = [*starts[1:], None]
+    return [[line[a:b].strip() for a, b in zip(starts, ends, strict=True)] for line in table]
+
+
+def test_it_tells_each_buffers_state_at_each_step(grow_buffer):
+    states = [(name, state) for _step, name, state, *_rest in rows(grow_buffer)]
+    assert states == [
+        ("a", "OWNED"),
+        ("a", "OWNED"),
+        ("a", "TRANSFERRED to GROWN"),
+        ("b", "OWNED"),
+        ("b", "OWNED"),
+        ("b", "TRANSFERRED to GROWN"),
+        ("c", "OWNED"),
+        ("c", "OWNED"),
+        ("a", "TRANSFERRED to GROWN"),
+        ("b", "TRANSFERRED to GROWN"),
+        ("c", "RELEASED"),
+    ]
+
+
+def test_it_shows_addresses_and_sizes(grow_buffer):
+    table = rows(grow_buffer)
+    owned = [cells for cells in table if cells[2] == "OWNED"]
+    addresses = [cells[3] for cells in owned]
+    assert addresses[0] == addresses[1] == addresses[2] == addresses[3], "grown in place: the address stays"
+    assert addresses[4] == addresses[5] != addresses[3], "grown by moving: the address changes"
+    assert [cells[4:7] for cells in owned] == [
+        ["4 MiB", "4 MiB", "8 MiB"],
+        ["4 MiB", "4 MiB", "8 MiB"],
+        ["8 MiB", "8 MiB", "8 MiB"],
+        ["8 MiB", "8 MiB", "8 MiB"],
+        ["16 MiB", "16 MiB", "16 MiB"],
+        ["16 MiB", "16 MiB", "16 MiB"],
+    ]
+    taken = [cells[7] for cells in table if cells[7]]
+    assert taken == ["4 MiB", "4 MiB", "8 MiB", "8 MiB", "16 MiB", "16 MiB", "0 MiB"]
+
+
+def test_it_proves_that_every_byte_came_back(grow_buffer):
+    assert grow_buffer[-1] == "every byte returned"
+    assert sum("can be reserved again" in line for line in grow_buffer) == 2
+
+
+def test_its_lines_fit_a_terminal(grow_buffer):
+    assert max(map(len, grow_buffer)) <= 130
+
+
+def test_its_proof_notices_memory_that_is_kept(example_module, resource):
+    driver = example_module.Driver()
+    free = driver.free_memory()
+    kept = resource.allocate(GRANULE)
+    with pytest.raises(SystemExit, match="not returned"):
+        example_module.prove_returned(driver, [], free)
+    kept.close()
+
+
+def test_its_proof_notices_addresses_that_are_kept(example_module, resource):
+    driver = example_module.Driver()
+    kept = resource.allocate(GRANULE)
+    with blocked(kept), pytest.raises(SystemExit, match="still taken"):
+        example_module.prove_returned(driver, [(kept.handle, GRANULE)], driver.free_memory())
+    kept.close()
