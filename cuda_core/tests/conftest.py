@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switch between the simulated driver and a GPU, and what must be true when a test ends.
+
+``--driver=sim`` loads the simulated driver, ``--driver=gpu`` the installed one, ``--driver=auto`` (the default) the
+installed one when it has a device. The choice is made before anything imports ``cuda.bindings``, because a process
+keeps the first ``libcuda.so.1`` that it loads.
+"""
+
+import gc
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# The tests are imported by path (importmode=importlib), so their helpers have to be found through sys.path.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+_driver_name = pytest.StashKey[str]()
+_deselected = pytest.StashKey[int]()
+
+# Looks in a process of its own: loading the installed driver here would settle the choice.
+_LOOK_FOR_A_DEVICE = """
+import ctypes, sys
+try:
+    library = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    sys.exit(1)
+if "cuda_driver_sim" in open("/proc/self/maps").read():
+    sys.exit(1)
+count = ctypes.c_int(0)
+sys.exit(0 if library.cuInit(0) == 0 and library.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value else 1)
+"""
+
+
+def _a_gpu_is_there():
+    return subprocess.run([sys.executable, "-c", _LOOK_FOR_A_DEVICE], timeout=120).returncode == 0
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--driver",
+        choices=("auto", "sim", "gpu"),
+        default="auto",
+        help="the driver that the tests run on: the simulated one, or the installed one with a GPU",
+    )
+
+
+def pytest_configure(config):
+    for line in (
+        "sim_only: injects failures, holds work back or counts driver calls; runs on the simulated driver only",
+        "two_devices: needs a second device",
+        "provokes_refusals: makes the driver refuse calls on purpose",
+    ):
+        config.addinivalue_line("markers", line)
+    choice = config.getoption("--driver")
+    if choice == "auto":
+        choice = "gpu" if _a_gpu_is_there() else "sim"
+    if choice == "sim":
+        import cuda_driver_sim
+
+        cuda_driver_sim.activate()
+    config.stash[_driver_name] = choice
+    config.stash[_deselected] = 0
+
+
+def _name_of_the_library():
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if "libcuda.so" in line}
+    return ", ".join(sorted(paths)) or "not loaded yet"
+
+
+def pytest_report_header(config):
+    if config.stash[_driver_name] == "sim":
+        return f"driver: simulated ({_name_of_the_library()})"
+    return "driver: the installed one, on a GPU"
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.stash[_driver_name] == "sim":
+        return
+    from support import device_count
+
+    def cannot_run(item):
+        return item.get_closest_marker("sim_only") or (
+            item.get_closest_marker("two_devices") and device_count() < 2
+        )
+
+    left_out = [item for item in items if cannot_run(item)]
+    if left_out:
+        items[:] = [item for item in items if not cannot_run(item)]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[_deselected] = len(left_out)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.stash[_deselected]:
+        terminalreporter.write_line(
+            f"{config.stash[_deselected]} tests need the simulated driver (or more devices) and were left out"
+        )
+
+
+@pytest.fixture(scope="session")
+def driver_name(pytestconfig):
+    """``"sim"`` or ``"gpu"``."""
+    return pytestconfig.stash[_driver_name]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def devices():
+    """The devices, the first two with their contexts made, the first one current."""
+    from cuda.core import Device
+    from support import warm_up
+
+    found = Device.get_all_devices()
+    for device in reversed(found[:2]):
+        device.set_current()
+        # The first set on a GPU loads a module into device memory, which must not look like a leak of some test.
+        warm_up()
+    return found
+
+
+@pytest.fixture
+def device(devices):
+    """Device 0, current."""
+    devices[0].set_current()
+    return devices[0]
+
+
+class DriverWatch:
+    """What the simulated driver saw, or as much of it as a real one tells.
+
+    On a GPU nothing is counted: ``calls_of`` then runs its function and returns an empty dictionary, and
+    ``no_call`` watches nothing. Tests say what else must be true beside.
+    """
+
+    def __init__(self, sim):
+        self.sim = sim
+
+    def calls(self):
+        return dict(self.sim.calls()) if self.sim else {}
+
+    def calls_of(self, function):
+        before = self.calls()
+        function()
+        after = self.calls()
+        return {name: n - before.get(name, 0) for name, n in after.items() if n != before.get(name, 0)}
+
+    def no_call(self):
+        return _NoCall(self)
+
+    def refused(self):
+        return [(entry.name, entry.result) for entry in self.sim.refused()] if self.sim else []
+
+    def live(self):
+        return dict(self.sim.live()) if self.sim else {}
+
+    def fail(self, name, nth=1, result="CUDA_ERROR_OUT_OF_MEMORY", sticky=False):
+        return self.sim.fail(name, nth=nth, result=result, sticky=sticky)
+
+
+class _NoCall:
+    def __init__(self, watch):
+        self.watch = watch
+
+    def __enter__(self):
+        self.before = self.watch.calls()
+
+    def __exit__(self, kind, error, traceback):
+        if error is None:
+            assert self.watch.calls() == self.before, "the driver was called"
+
+
+@pytest.fixture
+def driver_watch(driver_name):
+    if driver_name == "gpu":
+        return DriverWatch(None)
+    import cuda_driver_sim
+
+    return DriverWatch(cuda_driver_sim)
+
+
+def _live_now(watch):
+    from cuda.core._memory import _counters
+
+    return {"package": dict(_counters.live()), "driver": watch.live()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request, devices, driver_watch):
+    """Every test ends with nothing live that was not live before it, and with no call refused by surprise."""
+    from support import free_memory
+
+    devices[0].set_current()
+    gc.collect()
+    if driver_watch.sim:
+        driver_watch.sim.reset()
+    live = _live_now(driver_watch)
+    free = free_memory()
+    yield
+    devices[0].set_current()
+    gc.collect()
+    refused = driver_watch.refused()
+    left = _live_now(driver_watch)
+    assert left == live, "live after the test, and before it"
+    for _ in range(20):
+        if free_memory() >= free:
+            break
+        time.sleep(0.05)  # another process on the same GPU may come and go
+    assert free_memory() >= free, "device memory was not given back"
+    if not request.node.get_closest_marker("provokes_refusals"):
+        assert refused == [], "the driver refused calls that the test did not provoke"
+
+
+@pytest.fixture
+def quiet(capfd):
+    """Nothing may be written to standard output or standard error while the test runs."""
+    yield
+    written = capfd.readouterr()
+    assert written.out == ""
+    assert written.err == ""
+
+
+@pytest.fixture
+def resource(device):
+    """A virtual memory resource on device 0 with the default options."""
+    from cuda.core import VirtualMemoryResource
+
+    return VirtualMemoryResource(device)

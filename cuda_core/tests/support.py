@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests see of the driver: they look at memory, addresses and rights through ``cuda.bindings`` alone.
+
+Nothing here goes through the package under test, so that a fault of the package cannot hide itself.
+"""
+
+import contextlib
+import gc
+import os
+import struct
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+from cuda.bindings import driver
+
+GRANULE = 2 << 20
+SUCCESS = driver.CUresult.CUDA_SUCCESS
+JOIN_SECONDS = 60  # a thread that takes longer hangs
+
+
+def check(result):
+    """Return what a call of the bindings returned beside its result; raise when the result is an error."""
+    error, *values = result
+    if error != SUCCESS:
+        raise RuntimeError(f"the driver answered {error.name}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def device_count():
+    check(driver.cuInit(0))
+    return int(check(driver.cuDeviceGetCount()))
+
+
+def warm_up():
+    """Touch what the driver loads on first use into the current context."""
+    address = check(driver.cuMemAlloc(4096))
+    check(driver.cuMemsetD8(address, 1, 4096))
+    check(driver.cuMemsetD32(address, 1, 1024))
+    check(driver.cuMemcpyHtoD(address, bytes(4096), 4096))
+    check(driver.cuMemcpyDtoH(bytearray(4096), address, 4096))
+    check(driver.cuMemFree(address))
+    check(driver.cuCtxSynchronize())
+
+
+def free_memory():
+    """Bytes of device memory that the driver can still give."""
+    return int(check(driver.cuMemGetInfo())[0])
+
+
+# --- addresses ---------------------------------------------------------------------------------------------------
+
+
+def reserve(size, address=0):
+    """Reserve addresses, at `address` if the driver grants it, and return where they are."""
+    return int(check(driver.cuMemAddressReserve(size, 0, address, 0)))
+
+
+def free_addresses(address, size):
+    check(driver.cuMemAddressFree(address, size))
+
+
+def take(address, size):
+    """Reserve exactly this range; None when somebody has a part of it (a driver ignores a hint that is taken)."""
+    granted = reserve(size, address)
+    if granted == address:
+        return granted
+    free_addresses(granted, size)
+    return None
+
+
+def address_free(address, size):
+    """Tell whether exactly this range can be reserved."""
+    if take(address, size) is None:
+        return False
+    free_addresses(address, size)
+    return True
+
+
+def open_stretch(granules):
+    """Return the address of a stretch that is free now: reserved in one piece, and given back."""
+    address = reserve(granules * GRANULE)
+    free_addresses(address, granules * GRANULE)
+    return address
+
+
+@contextlib.contextmanager
+def blocked(buffer):
+    """Occupy the addresses behind all that `buffer` may grow into, so that a grow has to move."""
+    behind = buffer.handle + buffer.capacity
+    taken = take(behind, GRANULE)  # None: somebody else has them, which blocks as well
+    try:
+        assert not address_free(behind, GRANULE)
+        yield
+    finally:
+        if taken is not None:
+            free_addresses(taken, GRANULE)
+
+
+@contextlib.contextmanager
+def foreign_reservations(address, size):
+    """Occupy one granule right before and right behind this range."""
+    taken = [place for place in (take(address - GRANULE, GRANULE), take(address + size, GRANULE)) if place]
+    try:
+        yield
+    finally:
+        for place in taken:
+            free_addresses(place, GRANULE)
+
+
+def place(device, size, stretch, **options):
+    """Allocate a virtual buffer at the start of an open stretch of `stretch` granules; return it and its resource."""
+    from cuda.core import VirtualMemoryResource, VirtualMemoryResourceOptions
+
+    base = open_stretch(stretch)
+    resource = VirtualMemoryResource(device, VirtualMemoryResourceOptions(addr_hint=base, **options))
+    buffer = resource.allocate(size)
+    assert buffer.handle == base, "the driver did not honour the hint"
+    return buffer, resource
+
+
+# --- bytes -------------------------------------------------------------------------------------------------------
+
+
+def write(address, data):
+    check(driver.cuMemcpyHtoD(address, bytes(data), len(data)))
+
+
+def read(address, size):
+    data = bytearray(size)
+    check(driver.cuMemcpyDtoH(data, address, size))
+    return bytes(data)
+
+
+def fill(address, size, seed):
+    """Fill `size` bytes (a multiple of 4) with a 32-bit pattern made of `seed`."""
+    check(driver.cuMemsetD32(address, _word(seed), size // 4))
+
+
+def holds(address, size, seed):
+    """Tell whether every byte is as `fill` with the same seed left it."""
+    return read(address, size) == struct.pack("<I", _word(seed)) * (size // 4)
+
+
+def _word(seed):
+    return (0x9E3779B1 * (seed + 1)) & 0xFFFFFFFF
+
+
+def fill_granules(buffer, first=0, seed=0):
+    """Give each granule of the buffer from granule `first` on a pattern of its own."""
+    for index in range(first, buffer.size // GRANULE):
+        fill(buffer.handle + index * GRANULE, GRANULE, seed + index)
+
+
+def granules_hold(buffer, granules, seed=0):
+    """Tell whether the first `granules` granules are as `fill_granules` left them."""
+    return all(holds(buffer.handle + index * GRANULE, GRANULE, seed + index) for index in range(granules))
+
+
+def rights(address, device=0):
+    """Return the access that `device` has: 0 none, 1 read, 3 read and write."""
+    location = driver.CUmemLocation()
+    location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    location.id = device
+    return int(check(driver.cuMemGetAccess(location, address)))
+
+
+def rights_of_granules(buffer, device=0):
+    return [rights(buffer.handle + offset, device) for offset in range(0, buffer.size, GRANULE)]
+
+
+# --- time and threads --------------------------------------------------------------------------------------------
+
+
+def race(*functions):
+    """Run the functions at the same time, each in a thread; return what each returned or raised, in order."""
+    barrier = threading.Barrier(len(functions))
+    outcomes = [None] * len(functions)
+
+    def run(index, function):
+        barrier.wait()
+        try:
+            outcomes[index] = function()
+        except Exception as error:
+            outcomes[index] = error
+
+    threads = [
+        threading.Thread(target=run, args=(index, function), daemon=True)
+        for index, function in enumerate(functions)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(JOIN_SECONDS)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    return outcomes
+
+
+def attempt(function, kind=Exception):
+    """Call the function; return what it returned and None, or None and the error of `kind` that it raised."""
+    try:
+        return function(), None
+    except kind as error:
+        return None, error
+
+
+# --- warnings and child processes --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def warnings_seen():
+    """Collect every warning of the block, those of its garbage included, in a list."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield seen
+        gc.collect()
+
+
+def run_child(code, *arguments, options=(), environment=None, timeout=120):
+    """Run Python code in a process of its own on the same driver; the code finds this module as `support`."""
+    env = dict(os.environ if environment is None else environment)
+    here = str(Path(__file__).resolve().parent)
+    env["PYTHONPATH"] = os.pathsep.join(part for part in (here, env.get("PYTHONPATH")) if part)
+    return subprocess.run(
+        [sys.executable, *options, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=env,
+    )
+
+
+def child_output(code, *arguments, **keywords):
+    """Run a child that must end well and quietly; return what it printed."""
+    child = run_child(code, *arguments, **keywords)
+    assert (child.returncode, child.stderr) == (0, ""), (
+        f"exit {child.returncode}\n{child.stdout}\n{child.stderr}"
+    )
+    return child.stdout
