@@ -31,6 +31,9 @@ def choose_driver(choice):
 
     Must run before anything imports ``cuda.core`` or ``cuda.bindings``.
     """
+    simulated = sys.modules.get("cuda_driver_sim")
+    if simulated is not None and simulated.is_active():  # started with python -m cuda_driver_sim
+        return "the simulated driver"
     if choice == "auto":
         probe = [sys.executable, "-c", DEVICES_OF_INSTALLED_DRIVER]
         found = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.strip()

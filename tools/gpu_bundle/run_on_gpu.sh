@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs the wheels beside this script into a folder of their own and runs everything on the GPU of this machine.
+# Every part runs, whatever the parts before it said; the exit code tells whether all of them passed.
+#
+#   OUT=folder        where the logs go (default ./out)
+#   PYTHON=python3    the interpreter; its version must be the one that the wheels were built for
+#   PARTS="..."       which parts to run (default: suite example consumers benchmarks)
+#   RELEASED=folder   a folder with cuda-core 1.2.2 (pip install --target) to time beside this package
+#   ARGS="..."        given to pytest
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=${PYTHON:-python3}
+out=${OUT:-$here/out}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+site=$(mktemp -d)
+trap 'rm -rf "$site"' EXIT
+export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+
+"$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --disable-pip-version-check \
+    --target "$site" "$here"/wheels/*.whl || exit 2
+export PYTHONPATH="$site"
+cd "$here" || exit 2
+
+machine() {
+    date -u '+%Y-%m-%d %H:%M UTC'
+    nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+    "$python" - <<'CODE'
+import importlib.metadata as m, platform
+print("Python", platform.python_version())
+for name in ("cuda-core", "cuda-bindings", "cuda-driver-sim"):
+    print(name, m.version(name))
+import cuda.core
+print("cuda.core from the bundle:", cuda.core.__file__.startswith(__import__("os").environ["PYTHONPATH"]))
+CODE
+}
+
+suite() { "$python" -m pytest cuda_core/tests --driver=gpu -p no:cacheprovider --durations=10 ${ARGS:-}; }
+example() { "$python" examples/grow_buffer.py --driver gpu; }
+consumers() { "$python" check_consumers.py; }
+benchmarks() {
+    "$python" benchmarks/run.py --driver gpu --json "$out/benchmarks.json" ${RELEASED:+--released "$RELEASED"}
+}
+
+failed=
+for part in machine ${PARTS:-suite example consumers benchmarks}; do
+    printf '\n== %s\n' "$part"
+    started=$SECONDS
+    "$part" 2>&1 | tee "$out/$part.log"
+    code=${PIPESTATUS[0]}
+    printf '== %s: exit code %d, %d s\n' "$part" "$code" "$((SECONDS - started))" | tee -a "$out/$part.log"
+    [ "$code" -eq 0 ] || failed="$failed $part"
+done
+if [ -z "$failed" ]; then outcome="all passed"; else outcome="failed:$failed"; fi
+printf "\n%s\n" "$outcome" | tee "$out/outcome.log"
+[ -z "$failed" ]
