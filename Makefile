@@ -45,7 +45,7 @@ test-package: $(DONE)/package $(DONE)/test-tools
 lint: $(DONE)/lint-tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/cython-lint cuda_core/cuda
+	PATH="$(BIN):$$PATH" cython-lint cuda_core/cuda
 	$(BIN)/python tools/check_sources.py
 
 bench: $(DONE)/package
@@ -65,8 +65,9 @@ $(DONE)/environment:
 	touch $@
 
 # Without build isolation: the build tools are fetched once, and a changed file costs a rebuild of that file only.
-$(DONE)/build-tools: $(DONE)/environment pyproject.toml
+$(DONE)/build-tools: $(DONE)/environment pyproject.toml driver_sim/pyproject.toml
 	$(BIN)/python tools/requirements.py pyproject.toml build > $(DONE)/build.txt
+	$(BIN)/python tools/requirements.py driver_sim/pyproject.toml build >> $(DONE)/build.txt
 	$(PIP) install -r $(DONE)/build.txt
 	touch $@
 
