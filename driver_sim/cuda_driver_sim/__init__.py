@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for the CUDA driver with real memory semantics, for testing without a GPU.
+
+Importing this package has no effect; `activate` has.
+"""
+
+from ._control import (
+    Call,
+    Calls,
+    Failure,
+    Log,
+    absent,
+    calls,
+    fail,
+    functions,
+    hold,
+    interleave,
+    live,
+    log,
+    logged,
+    refused,
+    reset,
+    run,
+    start_log,
+    stop_log,
+    time_pool_pair,
+    time_virtual_round,
+)
+from ._library import activate, is_active, library_path
+
+__all__ = [
+    "Call",
+    "Calls",
+    "Failure",
+    "Log",
+    "absent",
+    "activate",
+    "calls",
+    "fail",
+    "functions",
+    "hold",
+    "interleave",
+    "is_active",
+    "library_path",
+    "live",
+    "log",
+    "logged",
+    "refused",
+    "reset",
+    "run",
+    "start_log",
+    "stop_log",
+    "time_pool_pair",
+    "time_virtual_round",
+]

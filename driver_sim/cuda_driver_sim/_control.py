@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watching and steering the simulated driver: counts, refused calls, the log, failures on request."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import overload
+
+from ._library import loaded_library
+
+
+@dataclass(frozen=True)
+class Call:
+    """One answered driver call.
+
+    Attributes
+    ----------
+    name
+        The function, without a version suffix: ``"cuMemMap"``.
+    result
+        The name of its result: ``"CUDA_ERROR_INVALID_VALUE"``.
+    """
+
+    name: str
+    result: str
+
+
+class Calls(tuple[Call, ...]):
+    """Calls in the order of their answers.
+
+    Attributes
+    ----------
+    total : int
+        How many there were. The list keeps the first 100,000 of them.
+    """
+
+    total: int
+
+    def __new__(cls, calls: Iterator[Call], total: int) -> Calls:
+        self = super().__new__(cls, calls)
+        self.total = total
+        return self
+
+
+def _text(function: str) -> list[str]:
+    call = getattr(loaded_library(), function)
+    call.restype = ctypes.c_size_t
+    call.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    capacity = 1 << 16
+    while True:
+        buffer = ctypes.create_string_buffer(capacity)
+        needed = call(buffer, capacity)
+        if needed <= capacity:
+            return buffer.value.decode().splitlines()
+        capacity = needed + (1 << 12)
+
+
+def _counts(function: str) -> dict[str, int]:
+    pairs = (line.split() for line in _text(function))
+    return {name: int(count) for name, count in pairs}
+
+
+def _results() -> dict[str, int]:
+    return _counts("cudaDriverSimResults")
+
+
+def _call_list(function: str) -> Calls:
+    lines = _text(function)
+    names = {number: name for name, number in _results().items()}
+    pairs = (line.split() for line in lines[1:])
+    return Calls((Call(name, names.get(int(result), result)) for name, result in pairs), int(lines[0]))
+
+
+def live() -> dict[str, int]:
+    """Count the driver objects that the program has made and not given back.
+
+    Returns
+    -------
+    dict of str to int
+        Kind to number, without kinds of which there are none: ``"address_reservation"``,
+        ``"physical_allocation"``, ``"mapping"``, ``"device_allocation"``, ``"host_allocation"``,
+        ``"host_registration"``, ``"managed_allocation"``, ``"memory_pool"``, ``"pool_allocation"``,
+        ``"stream"``, ``"event"``, ``"primary_context"`` (retained), ``"context"``. What the driver makes
+        by itself (default pools, default streams) is not counted.
+
+    Raises
+    ------
+    RuntimeError
+        If the simulated driver is not active in this process.
+
+    Examples
+    --------
+    >>> before = sim.live()
+    >>> handle = driver.cuMemAlloc(1024)[1]
+    >>> sim.live()["device_allocation"] - before.get("device_allocation", 0)
+    1
+    """
+    return _counts("cudaDriverSimLive")
+
+
+def calls() -> dict[str, int]:
+    """Count the calls of each driver function since the last `reset`.
+
+    Returns
+    -------
+    dict of str to int
+        Function name without version suffix to number of calls, refused ones included; without
+        functions that were not called.
+    """
+    return _counts("cudaDriverSimCalls")
+
+
+def refused() -> Calls:
+    """List the calls that were answered with an error since the last `reset`.
+
+    Returns
+    -------
+    Calls
+        ``CUDA_ERROR_NOT_READY`` is an answer and not listed. Failures made by `fail` are listed.
+    """
+    return _call_list("cudaDriverSimRefused")
+
+
+def reset() -> None:
+    """Forget counts, refused calls and armed failures. Objects stay."""
+    loaded_library().cudaDriverSimReset()
+
+
+def functions() -> tuple[str, ...]:
+    """Return the names of all driver functions that the simulated driver has, without version suffixes."""
+    return tuple(_text("cudaDriverSimFunctions"))
+
+
+def absent() -> tuple[str, ...]:
+    """Return the names of driver functions that this process asked for and that are absent."""
+    return tuple(_text("cudaDriverSimAbsent"))
+
+
+class Failure:
+    """A failure that `fail` has armed."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._final: int | None = None
+
+    @property
+    def fired(self) -> int:
+        """How many calls it has answered."""
+        if self._final is not None:
+            return self._final
+        fired = loaded_library().cudaDriverSimFired
+        fired.restype = ctypes.c_ulonglong
+        return int(fired(self._number))
+
+    def _disarm(self) -> None:
+        self._final = self.fired
+        loaded_library().cudaDriverSimDisarm(self._number)
+
+
+@contextlib.contextmanager
+def fail(
+    name: str, nth: int = 1, result: str = "CUDA_ERROR_OUT_OF_MEMORY", sticky: bool = False
+) -> Iterator[Failure]:
+    """Let one driver call fail, without any effect.
+
+    Parameters
+    ----------
+    name
+        The function, without version suffix.
+    nth
+        Which call, counted from entering, from 1 on.
+    result
+        What it is answered with.
+    sticky
+        Also every later call, until the context manager is left.
+
+    Yields
+    ------
+    Failure
+        Its ``fired`` is the number of calls answered so, also readable afterwards.
+
+    Raises
+    ------
+    ValueError
+        If there is no such function or result, or `nth` is less than 1.
+
+    Notes
+    -----
+    It counts for the whole process, for all threads. Several can be armed at once.
+
+    Examples
+    --------
+    >>> with sim.fail("cuMemMap", nth=2) as failure:
+    ...     buffer = resource.allocate(1 << 21)
+    >>> failure.fired
+    0
+    """
+    library = loaded_library()
+    if nth < 1:
+        raise ValueError(f"nth counts from 1, not {nth}")
+    number = _results().get(result)
+    if number is None or number == 0:
+        raise ValueError(f"{result!r} is not the name of an error of the CUDA driver")
+    arm = library.cudaDriverSimFail
+    arm.restype = ctypes.c_int
+    arm.argtypes = [ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_int]
+    identity = arm(name.encode(), nth, number, int(sticky))
+    if identity < 0:
+        raise ValueError(f"{name!r} is not a function of the simulated driver")
+    failure = Failure(identity)
+    try:
+        yield failure
+    finally:
+        failure._disarm()
+
+
+def start_log() -> None:
+    """Begin a new list of calls. See `log`."""
+    loaded_library().cudaDriverSimStartLog()
+
+
+def stop_log() -> Calls:
+    """Stop listing calls, and return the list."""
+    loaded_library().cudaDriverSimStopLog()
+    return _call_list("cudaDriverSimLog")
+
+
+class Log:
+    """A list of calls that is being made, see `logged`."""
+
+    _stopped: Calls | None = None
+
+    @property
+    def calls(self) -> Calls:
+        """The calls so far, or all of them once the context manager was left."""
+        return log() if self._stopped is None else self._stopped
+
+
+def log() -> Calls:
+    """Return the calls since `start_log`, in the order of their answers.
+
+    Returns
+    -------
+    Calls
+        Successful calls, too. Bounded, with the total.
+    """
+    return _call_list("cudaDriverSimLog")
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[Log]:
+    """List all driver calls made inside a ``with`` block.
+
+    Examples
+    --------
+    >>> with sim.logged() as log:
+    ...     buffer.close()
+    >>> [call.name for call in log.calls]
+    ['cuMemUnmap', 'cuMemAddressFree']
+    """
+    start_log()
+    result = Log()
+    try:
+        yield result
+    finally:
+        result._stopped = stop_log()
+
+
+@overload
+def run(stream: None = None) -> None: ...
+@overload
+def run(stream: int) -> None: ...
+def run(stream: int | None = None) -> None:
+    """Run held work.
+
+    Parameters
+    ----------
+    stream
+        The handle of a stream: its work, and what that depends on, runs. None: all work.
+
+    Raises
+    ------
+    ValueError
+        If there is no such stream.
+
+    Notes
+    -----
+    It returns when the work has run, host functions included.
+    """
+    function = loaded_library().cudaDriverSimRun
+    function.argtypes = [ctypes.c_void_p]
+    if function(None if stream is None else int(stream)):
+        raise ValueError(f"{stream!r} is not the handle of a live stream")
+
+
+@contextlib.contextmanager
+def hold() -> Iterator[None]:
+    """Hold back all work that is submitted to streams.
+
+    Inside, work stays queued until something waits for it: a synchronisation of a stream, an event or a
+    context, a synchronous copy, a free that waits, or `run`. What is left runs at the end. Without
+    `hold`, work runs when it is submitted.
+
+    Notes
+    -----
+    It counts for the whole process, and can be nested.
+
+    Examples
+    --------
+    >>> with sim.hold():
+    ...     driver.cuMemsetD8Async(pointer, 1, 16, stream)   # has not run yet
+    ...     sim.run(int(stream))                             # now it has
+    """
+    library = loaded_library()
+    library.cudaDriverSimHold(1)
+    try:
+        yield
+    finally:
+        library.cudaDriverSimHold(0)
+
+
+@contextlib.contextmanager
+def interleave(seed: int) -> Iterator[None]:
+    """Let held work of several streams run in a pseudo-random order.
+
+    Parameters
+    ----------
+    seed
+        The same seed gives the same order for the same work. The order on each stream, and what events
+        and the legacy stream demand, is kept.
+
+    Notes
+    -----
+    Work of other streams may then run while something waits for one stream, as on a real device.
+    """
+    function = loaded_library().cudaDriverSimInterleave
+    function.argtypes = [ctypes.c_int, ctypes.c_ulonglong]
+    function(1, seed)
+    try:
+        yield
+    finally:
+        function(0, 0)
+
+
+def _time(function: str, rounds: int, size: int) -> float:
+    call = getattr(loaded_library(), function)
+    call.restype = ctypes.c_double
+    call.argtypes = [ctypes.c_ulonglong, ctypes.c_size_t]
+    result = float(call(rounds, size))
+    if result < 0:
+        raise RuntimeError("a driver call was refused: is the driver initialised and a context current?")
+    return result
+
+
+def time_pool_pair(rounds: int = 1_000_000, size: int = 4096) -> float:
+    """Measure a pool allocation and its free, looped in C.
+
+    Parameters
+    ----------
+    rounds
+        How many pairs.
+    size
+        Bytes of each allocation.
+
+    Returns
+    -------
+    float
+        Microseconds of one pair.
+
+    Raises
+    ------
+    RuntimeError
+        If a call is refused, for instance as no context is current.
+    """
+    return _time("cudaDriverSimTimePoolPair", rounds, size)
+
+
+def time_virtual_round(rounds: int = 1000, size: int = 2 << 20) -> float:
+    """Measure one round of virtual memory: reserve, create, map, access, unmap, release, free.
+
+    Parameters
+    ----------
+    rounds
+        How many rounds.
+    size
+        Bytes, a multiple of 2 MiB.
+
+    Returns
+    -------
+    float
+        Microseconds of one round, looped in C.
+    """
+    return _time("cudaDriverSimTimeVirtualRound", rounds, size)

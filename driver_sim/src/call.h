@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a driver function is defined: counted, failed on request, logged, and found by name.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <new>
+
+#define SIM_EXPORT __attribute__((visibility("default")))
+
+namespace sim {
+
+// One record for each name, shared by its versions and its per-thread-stream variant.
+struct Function {
+    explicit Function(const char *name) : name(name) {}
+    const char *const name;
+    std::atomic<std::uint64_t> calls{0};
+};
+
+// What must be true before the body of a function may run.
+enum class Needs {
+    Nothing,         // answers before cuInit and in the child of a fork
+    Initialisation,  // NOT_INITIALIZED before cuInit and in the child of a fork
+};
+
+Function &function_named(const char *name);
+
+// Makes a symbol known to cuGetProcAddress. A null entry says: from this version on the function
+// has another signature, which this driver does not have.
+struct Registration {
+    Registration(const char *name, int version, void *entry, void *per_thread_entry);
+};
+
+extern std::atomic<int> armed_failures;
+extern std::atomic<bool> logging;
+extern std::atomic<bool> ready;  // after cuInit, and not in the child of a fork
+
+bool injected(Function &function, CUresult &result);
+void note_answer(Function &function, CUresult result);
+
+template <class Body> CUresult answer(Function &function, Needs needs, Body &&body) {
+    function.calls.fetch_add(1, std::memory_order_relaxed);
+    CUresult result;
+    if (armed_failures.load(std::memory_order_relaxed) != 0 && injected(function, result)) {
+        note_answer(function, result);
+        return result;
+    }
+    if (needs == Needs::Initialisation && !ready.load(std::memory_order_acquire)) {
+        result = CUDA_ERROR_NOT_INITIALIZED;
+    } else {
+        try {
+            result = body();
+        } catch (const std::bad_alloc &) {
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    if (result != CUDA_SUCCESS || logging.load(std::memory_order_relaxed))
+        note_answer(function, result);
+    return result;
+}
+
+// While one lives on a thread, the default stream of this thread is the per-thread one.
+struct PerThreadDefault {
+    PerThreadDefault();
+    ~PerThreadDefault();
+};
+
+}  // namespace sim
+
+// DRIVER_CALL(name, symbol, version, parameters, arguments) { body }
+// `name` is what cuGetProcAddress is asked for, `version` the CUDA version that introduced `symbol`.
+#define DRIVER_CALL_NEEDING(needs, name, symbol, version, parameters, arguments)                     \
+    static CUresult symbol##_body parameters;                                                        \
+    static ::sim::Function &symbol##_function = ::sim::function_named(name);                         \
+    extern "C" SIM_EXPORT CUresult symbol parameters {                                               \
+        return ::sim::answer(symbol##_function, needs, [&] { return symbol##_body arguments; });     \
+    }                                                                                                \
+    static const ::sim::Registration symbol##_registration{name, version, (void *)&symbol, nullptr}; \
+    static CUresult symbol##_body parameters
+
+#define DRIVER_CALL(name, symbol, version, parameters, arguments) \
+    DRIVER_CALL_NEEDING(::sim::Needs::Initialisation, name, symbol, version, parameters, arguments)
+
+// For functions with a parameter called `stream`: the _ptsz variant reads the null stream as the
+// per-thread one.
+#define DRIVER_CALL_ON_STREAM_NEEDING(needs, name, symbol, version, parameters, arguments)           \
+    static CUresult symbol##_body parameters;                                                        \
+    static ::sim::Function &symbol##_function = ::sim::function_named(name);                         \
+    extern "C" SIM_EXPORT CUresult symbol parameters {                                               \
+        return ::sim::answer(symbol##_function, needs, [&] { return symbol##_body arguments; });     \
+    }                                                                                                \
+    extern "C" SIM_EXPORT CUresult symbol##_ptsz parameters;                                         \
+    extern "C" SIM_EXPORT CUresult symbol##_ptsz parameters {                                        \
+        if (!stream)                                                                                 \
+            stream = CU_STREAM_PER_THREAD;                                                           \
+        return ::sim::answer(symbol##_function, needs, [&] { return symbol##_body arguments; });     \
+    }                                                                                                \
+    static const ::sim::Registration symbol##_registration{name, version, (void *)&symbol,           \
+                                                           (void *)&symbol##_ptsz};                  \
+    static CUresult symbol##_body parameters
+
+#define DRIVER_CALL_ON_STREAM(name, symbol, version, parameters, arguments) \
+    DRIVER_CALL_ON_STREAM_NEEDING(::sim::Needs::Initialisation, name, symbol, version, parameters, arguments)
+
+// For functions that use the default stream without naming it: the _ptds variant.
+#define DRIVER_CALL_ON_DEFAULT_STREAM(name, symbol, version, parameters, arguments)                  \
+    static CUresult symbol##_body parameters;                                                        \
+    static ::sim::Function &symbol##_function = ::sim::function_named(name);                         \
+    extern "C" SIM_EXPORT CUresult symbol parameters {                                               \
+        return ::sim::answer(symbol##_function, ::sim::Needs::Initialisation,                        \
+                             [&] { return symbol##_body arguments; });                               \
+    }                                                                                                \
+    extern "C" SIM_EXPORT CUresult symbol##_ptds parameters;                                         \
+    extern "C" SIM_EXPORT CUresult symbol##_ptds parameters {                                        \
+        ::sim::PerThreadDefault per_thread;                                                          \
+        return ::sim::answer(symbol##_function, ::sim::Needs::Initialisation,                        \
+                             [&] { return symbol##_body arguments; });                               \
+    }                                                                                                \
+    static const ::sim::Registration symbol##_registration{name, version, (void *)&symbol,           \
+                                                           (void *)&symbol##_ptds};                  \
+    static CUresult symbol##_body parameters

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The control interface: plain C functions for whoever watches or steers the simulated driver.
+#include "control.h"
+
+#include "driver.h"
+#include "registry.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+using namespace sim;
+
+namespace {
+
+// Writes at most `capacity` bytes with a final zero; returns the bytes that all of it needs.
+std::size_t write_out(const std::string &text, char *out, std::size_t capacity) {
+    if (out && capacity) {
+        std::size_t n = std::min(text.size(), capacity - 1);
+        std::memcpy(out, text.data(), n);
+        out[n] = 0;
+    }
+    return text.size() + 1;
+}
+
+void line(std::string &out, const char *name, std::uint64_t count) {
+    if (count)
+        out += std::string(name) + ' ' + std::to_string(count) + '\n';
+}
+
+std::string answers(std::uint64_t total, const std::vector<Answer> &list) {
+    std::string out = std::to_string(total) + '\n';
+    for (const Answer &a : list)
+        out += std::string(a.name) + ' ' + std::to_string(int(a.result)) + '\n';
+    return out;
+}
+
+}  // namespace
+
+extern "C" SIM_EXPORT int cudaDriverSimInterfaceVersion(void) { return 1; }
+
+extern "C" SIM_EXPORT size_t cudaDriverSimLive(char *out, size_t capacity) {
+    Driver &d = driver();
+    std::string text;
+    Lock lock(d.mutex);
+    if (!forked()) {
+        line(text, "address_reservation", d.reservations.size());
+        line(text, "physical_allocation", d.chunks.size());
+        line(text, "mapping", d.mappings.size());
+        line(text, "device_allocation", d.kinds_live[int(MemoryKind::Plain)]);
+        line(text, "host_allocation", d.kinds_live[int(MemoryKind::Host)]);
+        line(text, "host_registration", d.kinds_live[int(MemoryKind::RegisteredHost)]);
+        line(text, "managed_allocation", d.kinds_live[int(MemoryKind::Managed)]);
+        line(text, "stream", d.streams.size());
+        line(text, "event", d.events.size());
+        std::uint64_t retained = 0, made = 0;
+        for (auto &device : d.devices)
+            retained += device->retained != 0;
+        for (Context *context : d.contexts)
+            made += context->alive && !context->is_primary;
+        line(text, "primary_context", retained);
+        line(text, "context", made);
+    }
+    return write_out(text, out, capacity);
+}
+
+extern "C" SIM_EXPORT size_t cudaDriverSimCalls(char *out, size_t capacity) {
+    std::string text;
+    for (auto &entry : registry().functions)
+        line(text, entry.first.c_str(), entry.second->calls.load(std::memory_order_relaxed));
+    return write_out(text, out, capacity);
+}
+
+extern "C" SIM_EXPORT size_t cudaDriverSimRefused(char *out, size_t capacity) {
+    Registry &r = registry();
+    std::lock_guard<std::mutex> guard(r.mutex);
+    return write_out(answers(r.refused_total, r.refused), out, capacity);
+}
+
+extern "C" SIM_EXPORT size_t cudaDriverSimFunctions(char *out, size_t capacity) {
+    std::string text;
+    for (auto &entry : registry().functions)
+        text += entry.first + '\n';
+    return write_out(text, out, capacity);
+}
+
+extern "C" SIM_EXPORT size_t cudaDriverSimAbsent(char *out, size_t capacity) {
+    Registry &r = registry();
+    std::lock_guard<std::mutex> guard(r.mutex);
+    std::string text;
+    for (const std::string &name : r.absent)
+        text += name + '\n';
+    return write_out(text, out, capacity);
+}
+
+extern "C" SIM_EXPORT int cudaDriverSimFail(const char *name, unsigned long long nth, int result, int sticky) {
+    return registry().arm(name, nth, CUresult(result), sticky != 0);
+}
+
+extern "C" SIM_EXPORT unsigned long long cudaDriverSimFired(int failure) { return registry().fired(failure); }
+
+extern "C" SIM_EXPORT void cudaDriverSimDisarm(int failure) { registry().disarm(failure); }
+
+extern "C" SIM_EXPORT void cudaDriverSimReset(void) { registry().reset(); }
+
+extern "C" SIM_EXPORT void cudaDriverSimStartLog(void) {
+    Registry &r = registry();
+    std::lock_guard<std::mutex> guard(r.mutex);
+    r.log.clear();
+    r.logged_total = 0;
+    logging.store(true);
+}
+
+extern "C" SIM_EXPORT void cudaDriverSimStopLog(void) { logging.store(false); }
+
+extern "C" SIM_EXPORT size_t cudaDriverSimLog(char *out, size_t capacity) {
+    Registry &r = registry();
+    std::lock_guard<std::mutex> guard(r.mutex);
+    return write_out(answers(r.logged_total, r.log), out, capacity);
+}
+
+extern "C" SIM_EXPORT void cudaDriverSimHold(int hold) {
+    Lock lock(driver().mutex);
+    hold_work(lock, hold != 0);
+}
+
+extern "C" SIM_EXPORT int cudaDriverSimRun(void *stream) {
+    Lock lock(driver().mutex);
+    if (!stream) {
+        run_everything(lock);
+        return CUDA_SUCCESS;
+    }
+    Stream *s;
+    if (CUresult bad = resolve_stream(static_cast<CUstream>(stream), s))
+        return bad;
+    wait_for_stream(lock, *s);
+    return CUDA_SUCCESS;
+}
+
+extern "C" SIM_EXPORT void cudaDriverSimInterleave(int on, unsigned long long seed) {
+    Lock lock(driver().mutex);
+    interleave_work(on != 0, seed);
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// The objects of the simulated driver. All of them are guarded by one mutex, `driver().mutex`,
+// except where a comment says otherwise. Handles that the program holds are addresses of objects;
+// a handle is looked up before it is used, so that a stale one is refused and not followed.
+#pragma once
+
+#include "address_space.h"
+#include "call.h"
+#include "chunk_store.h"
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace sim {
+
+using Address = std::uintptr_t;
+
+constexpr int reported_version = 13000;
+constexpr std::size_t granule = std::size_t(2) << 20;  // of virtual memory management
+constexpr std::size_t page_size = 4096;
+constexpr int least_priority = 0, greatest_priority = -5;  // of streams
+using Lock = std::unique_lock<std::mutex>;
+
+struct Capture;
+struct Context;
+struct Device;
+struct Pool;
+struct Stream;
+
+// --- work on streams --------------------------------------------------------------------------
+
+// One recording of an event: done when the work in front of it has run.
+struct Marker {
+    bool done = false;
+    double milliseconds = 0;
+    Stream *stream = nullptr;
+};
+
+enum class WorkKind { Memory, Record, Wait, HostFunction, PoolFree, Graph };
+
+struct Work {
+    WorkKind kind = WorkKind::Memory;
+    std::function<CUresult()> run;  // HostFunction runs on the callback thread, without the mutex
+    std::shared_ptr<Marker> marker;  // Record: what to complete; Wait: what to wait for
+    std::uint64_t order = 0;         // place in the order of all submissions
+};
+
+struct Stream {
+    Context *context = nullptr;
+    unsigned flags = 0;
+    int priority = 0;
+    std::uint64_t id = 0;
+    bool is_default = false;   // legacy or per-thread: cannot be destroyed
+    bool is_legacy = false;
+    bool running_host_function = false;
+    bool destroyed = false;    // destroyed by the program while work was left
+    std::deque<Work> queue;
+    std::shared_ptr<Capture> capture;
+
+    bool idle() const { return queue.empty() && !running_host_function; }
+    bool blocking() const { return !(flags & CU_STREAM_NON_BLOCKING); }
+};
+
+struct Event {
+    Context *context = nullptr;
+    unsigned flags = 0;
+    std::shared_ptr<Marker> recorded;
+};
+
+// --- contexts and devices -----------------------------------------------------------------------
+
+struct Context {
+    Device *device = nullptr;
+    std::uint64_t id = 0;
+    unsigned flags = 0;
+    bool alive = true;
+    bool is_primary = false;
+    CUresult fault = CUDA_SUCCESS;  // a sticky error: every later call on the context answers it
+    Stream *legacy = nullptr;
+    std::map<std::uint64_t, Stream *> per_thread;  // by thread number
+    std::set<Context *> peers;
+};
+
+struct Device {
+    int ordinal = 0;
+    std::size_t total = 0;
+    std::size_t used = 0;
+    Context *primary = nullptr;  // null while not active
+    unsigned primary_flags = 0;
+    unsigned retained = 0;
+    Pool *default_pool = nullptr;
+    Pool *current_pool = nullptr;
+
+    bool take(std::size_t bytes) {
+        if (bytes > total - used)
+            return false;
+        used += bytes;
+        return true;
+    }
+    void give_back(std::size_t bytes) { used -= bytes; }
+};
+
+// --- memory ---------------------------------------------------------------------------------------
+
+constexpr int max_devices = 16;
+
+// Access rights, one entry for each device and one for the host.
+struct Rights {
+    std::uint8_t device[max_devices] = {};
+    std::uint8_t host = 0;
+};
+
+struct Chunk {  // one physical allocation of virtual memory management
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAllocationProp properties{};
+    std::size_t size = 0;
+    std::size_t offset = 0;  // in the chunk store
+    Device *device = nullptr;  // null when located at the host
+    unsigned references = 0;   // what the program holds
+    unsigned mappings = 0;
+};
+
+struct Mapping {
+    Address base = 0;
+    std::size_t size = 0;
+    Chunk *chunk = nullptr;
+    Rights rights;
+};
+
+struct Reservation {
+    Address base = 0;
+    std::size_t size = 0;
+};
+
+enum class MemoryKind { Plain, Host, RegisteredHost, Managed };
+
+struct Allocation {  // plain, pinned host, registered host and managed memory
+    MemoryKind kind = MemoryKind::Plain;
+    Address base = 0;
+    std::size_t size = 0;
+    Device *device = nullptr;
+    Context *context = nullptr;
+    unsigned flags = 0;
+    std::uint64_t id = 0;
+};
+
+// --- the driver -------------------------------------------------------------------------------------
+
+struct Driver {
+    std::mutex mutex;
+    std::condition_variable progress;  // some host function has returned
+
+    std::vector<std::unique_ptr<Device>> devices;
+    std::unordered_set<Context *> contexts;  // all that were ever made: few, and never freed
+    std::unordered_set<Stream *> streams;    // made by the program; default streams are not in it
+    std::unordered_set<Event *> events;
+
+    AddressSpace virtual_space;  // reservations
+    AddressSpace plain_space;    // plain, host and managed memory
+    std::map<Address, Reservation> reservations;
+    std::map<Address, Mapping> mappings;
+    std::unordered_map<CUmemGenericAllocationHandle, Chunk *> chunks;
+    std::map<Address, Allocation> allocations;
+    std::size_t kinds_live[4] = {};  // by MemoryKind
+    std::size_t host_total = 0, host_used = 0;
+
+    std::uint64_t next_id = 1;
+    CUmemGenericAllocationHandle next_chunk = 0x10;
+
+    Device *device(int ordinal) {
+        return ordinal >= 0 && std::size_t(ordinal) < devices.size() ? devices[ordinal].get() : nullptr;
+    }
+};
+
+Driver &driver();
+ChunkStore &chunk_store();
+bool forked();  // in the child of a fork that came after cuInit
+
+// Keeps destroyed objects for a while, so that the address of a destroyed one is not at once the
+// handle of a new one.
+template <class T> void retire(T *object) {
+    static std::deque<T *> retired;
+    retired.push_back(object);
+    if (retired.size() > 4096) {
+        delete retired.front();
+        retired.pop_front();
+    }
+}
+
+// --- contexts (context.cpp) ---
+
+Context *current_context();
+CUresult usable_context(Context *&context);  // INVALID_CONTEXT, CONTEXT_IS_DESTROYED, a sticky error
+Context *primary_context(Device &device);    // made active when it is not
+std::uint64_t thread_number();
+
+// --- streams (stream.cpp, work_queue.cpp) ---
+
+CUresult resolve_stream(CUstream handle, Stream *&stream);
+CUresult default_stream(Stream *&stream);  // of the current context, legacy or per-thread
+Stream *legacy_stream(Context &context);
+Stream *per_thread_stream(Context &context);
+
+CUresult submit(Lock &lock, Stream &stream, Work work);
+void wait_for_stream(Lock &lock, Stream &stream);
+void wait_for_marker(Lock &lock, const std::shared_ptr<Marker> &marker);
+void wait_for_context(Lock &lock, Context &context);
+bool context_idle(Context &context);
+bool work_is_queued();  // whether what is submitted now may run later
+void forget_work(Context &context);  // of a context that ends
+void run_everything(Lock &lock);
+void hold_work(Lock &lock, bool hold);
+void interleave_work(bool on, std::uint64_t seed);
+
+// --- memory (memory_lookup.cpp) ---
+
+enum class PlaceKind { Unknown, Plain, Host, Registered, Managed, Virtual, Pool };
+
+struct Place {  // what an address belongs to
+    PlaceKind kind = PlaceKind::Unknown;
+    Address base = 0;       // of the allocation, mapping or pool allocation
+    std::size_t size = 0;
+    Device *device = nullptr;
+    Allocation *allocation = nullptr;
+    Mapping *mapping = nullptr;
+    Pool *pool = nullptr;
+    std::uint64_t id = 0;
+};
+
+enum class Use { Read, Write, CopyRead, CopyWrite };
+
+Place place_of(Address address);
+bool in_our_space(Address address);
+// Whether work of `context` may use the bytes; pageable host memory is fine for copies only.
+CUresult check_use(Address address, std::size_t bytes, Context &context, Use use);
+// Whether the bytes are still there when the work that uses them runs.
+bool still_there(Address address, std::size_t bytes);
+bool is_pageable(Address address);
+
+// --- virtual memory (virtual_memory.cpp) ---
+
+Mapping *mapping_at(Address address);
+Reservation *reservation_at(Address address);
+
+// --- plain and host memory (plain_memory.cpp) ---
+
+CUresult allocate_memory(MemoryKind kind, std::size_t bytes, Context &context, unsigned flags, Address &base);
+void end_memory(std::map<Address, Allocation>::iterator allocation);
+void end_memory_of(Context &context);
+
+}  // namespace sim

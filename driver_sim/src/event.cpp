@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver.h"
+
+namespace sim {
+
+namespace {
+
+CUresult known(CUevent handle, Event *&event) {
+    event = reinterpret_cast<Event *>(handle);
+    return driver().events.count(event) ? event->context->fault : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult record(CUevent handle, CUstream stream_handle) {
+    Lock lock(driver().mutex);
+    Stream *stream;
+    if (CUresult bad = resolve_stream(stream_handle, stream))
+        return bad;
+    Event *event;
+    if (CUresult bad = known(handle, event))
+        return bad;
+    if (event->context != stream->context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    Work work;
+    work.kind = WorkKind::Record;
+    work.marker = std::make_shared<Marker>();
+    work.marker->stream = stream;
+    event->recorded = work.marker;
+    return submit(lock, *stream, std::move(work));
+}
+
+}  // namespace
+
+DRIVER_CALL("cuEventCreate", cuEventCreate, 2000, (CUevent * phEvent, unsigned int Flags), (phEvent, Flags)) {
+    Driver &d = driver();
+    Lock lock(d.mutex);
+    Context *context;
+    if (CUresult bad = usable_context(context))
+        return bad;
+    constexpr unsigned known_flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+    if (!phEvent || (Flags & ~known_flags))
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((Flags & CU_EVENT_INTERPROCESS) && !(Flags & CU_EVENT_DISABLE_TIMING))
+        return CUDA_ERROR_INVALID_VALUE;
+    auto *event = new Event;
+    event->context = context;
+    event->flags = Flags;
+    d.events.insert(event);
+    *phEvent = reinterpret_cast<CUevent>(event);
+    return CUDA_SUCCESS;
+}
+
+DRIVER_CALL("cuEventDestroy", cuEventDestroy_v2, 4000, (CUevent hEvent), (hEvent)) {
+    Driver &d = driver();
+    Lock lock(d.mutex);
+    auto *event = reinterpret_cast<Event *>(hEvent);
+    if (!d.events.erase(event))
+        return CUDA_ERROR_INVALID_HANDLE;
+    retire(event);
+    return CUDA_SUCCESS;
+}
+
+DRIVER_CALL_ON_STREAM("cuEventRecord", cuEventRecord, 2000, (CUevent hEvent, CUstream stream), (hEvent, stream)) {
+    return record(hEvent, stream);
+}
+
+DRIVER_CALL_ON_STREAM("cuEventRecordWithFlags", cuEventRecordWithFlags, 11010,
+                      (CUevent hEvent, CUstream stream, unsigned int flags), (hEvent, stream, flags)) {
+    if (flags & ~unsigned(CU_EVENT_RECORD_EXTERNAL))
+        return CUDA_ERROR_INVALID_VALUE;
+    return record(hEvent, stream);
+}
+
+DRIVER_CALL("cuEventQuery", cuEventQuery, 2000, (CUevent hEvent), (hEvent)) {
+    Lock lock(driver().mutex);
+    Event *event;
+    if (CUresult bad = known(hEvent, event))
+        return bad;
+    return !event->recorded || event->recorded->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+DRIVER_CALL("cuEventSynchronize", cuEventSynchronize, 2000, (CUevent hEvent), (hEvent)) {
+    Lock lock(driver().mutex);
+    Event *event;
+    if (CUresult bad = known(hEvent, event))
+        return bad;
+    Context *context = event->context;
+    if (std::shared_ptr<Marker> marker = event->recorded)
+        wait_for_marker(lock, marker);
+    return context->fault;
+}
+
+static CUresult elapsed(float *milliseconds, CUevent start_handle, CUevent end_handle) {
+    Lock lock(driver().mutex);
+    Event *start, *end;
+    if (CUresult bad = known(start_handle, start))
+        return bad;
+    if (CUresult bad = known(end_handle, end))
+        return bad;
+    if (!milliseconds)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) || !start->recorded || !end->recorded)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!start->recorded->done || !end->recorded->done)
+        return CUDA_ERROR_NOT_READY;
+    *milliseconds = float(end->recorded->milliseconds - start->recorded->milliseconds);
+    return CUDA_SUCCESS;
+}
+
+// cuda.h makes the old name mean the new version.
+#undef cuEventElapsedTime
+DRIVER_CALL("cuEventElapsedTime", cuEventElapsedTime, 2000, (float *pMilliseconds, CUevent hStart, CUevent hEnd),
+            (pMilliseconds, hStart, hEnd)) {
+    return elapsed(pMilliseconds, hStart, hEnd);
+}
+
+DRIVER_CALL("cuEventElapsedTime", cuEventElapsedTime_v2, 12080, (float *pMilliseconds, CUevent hStart, CUevent hEnd),
+            (pMilliseconds, hStart, hEnd)) {
+    return elapsed(pMilliseconds, hStart, hEnd);
+}
+
+}  // namespace sim

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an address belongs to, and whether work may use it.
+#include "driver.h"
+
+namespace sim {
+
+namespace {
+
+bool may(const Rights &rights, const Device &device, bool write) {
+    unsigned have = rights.device[device.ordinal];
+    unsigned want = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+    return (have & want) == want;
+}
+
+bool is_peer(const Context &context, const Device &owner) {
+    if (context.device == &owner)
+        return true;
+    for (const Context *peer : context.peers)
+        if (peer->device == &owner)
+            return true;
+    return false;
+}
+
+}  // namespace
+
+bool in_our_space(Address address) {
+    Driver &d = driver();
+    return d.virtual_space.contains(address) || d.plain_space.contains(address);
+}
+
+Place place_of(Address address) {
+    Driver &d = driver();
+    Place place;
+    if (d.virtual_space.contains(address)) {
+        if (Mapping *mapping = mapping_at(address)) {
+            place.kind = PlaceKind::Virtual;
+            place.base = mapping->base;
+            place.size = mapping->size;
+            place.device = mapping->chunk->device;
+            place.mapping = mapping;
+            place.id = mapping->chunk->handle;
+        }
+        return place;
+    }
+    auto it = d.allocations.upper_bound(address);
+    if (it == d.allocations.begin())
+        return place;
+    Allocation &allocation = (--it)->second;
+    if (address >= allocation.base + allocation.size)
+        return place;
+    static constexpr PlaceKind kinds[] = {PlaceKind::Plain, PlaceKind::Host, PlaceKind::Registered,
+                                          PlaceKind::Managed};
+    place.kind = kinds[int(allocation.kind)];
+    place.base = allocation.base;
+    place.size = allocation.size;
+    place.device = allocation.device;
+    place.allocation = &allocation;
+    place.id = allocation.id;
+    return place;
+}
+
+bool is_pageable(Address address) {
+    return address && !in_our_space(address) && place_of(address).kind == PlaceKind::Unknown;
+}
+
+CUresult check_use(Address address, std::size_t bytes, Context &context, Use use) {
+    if (bytes == 0)
+        return CUDA_SUCCESS;
+    if (address == 0 || address + bytes < address)
+        return CUDA_ERROR_INVALID_VALUE;
+    bool write = use == Use::Write || use == Use::CopyWrite;
+    bool copy = use == Use::CopyRead || use == Use::CopyWrite;
+    Address at = address, end = address + bytes;
+    while (at < end) {
+        Place place = place_of(at);
+        switch (place.kind) {
+        case PlaceKind::Unknown:
+            return copy && at == address && !in_our_space(at) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        case PlaceKind::Virtual:
+            if (!may(place.mapping->rights, *context.device, write))
+                return CUDA_ERROR_INVALID_VALUE;
+            break;
+        case PlaceKind::Plain:
+            // Copies between devices are staged where the devices are not peers.
+            if (!copy && !is_peer(context, *place.device))
+                return CUDA_ERROR_INVALID_VALUE;
+            break;
+        default:
+            break;
+        }
+        at = place.base + place.size;
+        // Only mappings may be used across their borders.
+        if (at < end && place.kind != PlaceKind::Virtual)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+bool still_there(Address address, std::size_t bytes) {
+    Address at = address, end = address + bytes;
+    while (at < end) {
+        Place place = place_of(at);
+        if (place.kind == PlaceKind::Unknown)
+            return !in_our_space(at);
+        at = place.base + place.size;
+    }
+    return true;
+}
+
+}  // namespace sim

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver.h"
+
+#include <cstring>
+
+namespace sim {
+
+namespace {
+
+template <class T> CUresult give(void *data, T value) {
+    std::memcpy(data, &value, sizeof value);
+    return CUDA_SUCCESS;
+}
+
+bool at_host(const Place &place) {
+    if (place.kind == PlaceKind::Virtual)
+        return !place.mapping->chunk->device;
+    return place.kind == PlaceKind::Host || place.kind == PlaceKind::Registered;
+}
+
+// The address space that the address was given out with: a reservation for virtual memory.
+void range_of(const Place &place, Address address, Address &base, std::size_t &size) {
+    base = place.base;
+    size = place.size;
+    if (place.kind == PlaceKind::Virtual)
+        if (Reservation *reservation = reservation_at(address)) {
+            base = reservation->base;
+            size = reservation->size;
+        }
+}
+
+CUresult attribute_of(const Place &place, Address address, CUpointer_attribute attribute, void *data) {
+    Address range_base;
+    std::size_t range_size;
+    range_of(place, address, range_base, range_size);
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+        return give(data, reinterpret_cast<CUcontext>(place.allocation ? place.allocation->context : nullptr));
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        return give(data, unsigned(at_host(place) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE));
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        return give(data, CUdeviceptr(address));
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        if (!at_host(place) && place.kind != PlaceKind::Managed)
+            return CUDA_ERROR_INVALID_VALUE;
+        return give(data, reinterpret_cast<void *>(address));
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+        return give(data, unsigned(0));
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        return give(data, static_cast<unsigned long long>(place.id));
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        return give(data, unsigned(place.kind == PlaceKind::Managed));
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        return give(data, int(place.device ? place.device->ordinal : 0));
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        return give(data, unsigned(place.kind == PlaceKind::Plain));
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        return give(data, CUdeviceptr(range_base));
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        return give(data, range_size);
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        return give(data, unsigned(1));
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        return give(data, static_cast<unsigned long long>(
+                              place.mapping ? unsigned(place.mapping->chunk->properties.requestedHandleTypes) : 0u));
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        return give(data, reinterpret_cast<CUmemoryPool>(place.pool));
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+        return give(data, place.size);
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+        return give(data, CUdeviceptr(place.base));
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+        return give(data, static_cast<unsigned long long>(place.id));
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+std::size_t bytes_of(CUpointer_attribute attribute) {
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        return 4;
+    default:
+        return 8;
+    }
+}
+
+}  // namespace
+
+DRIVER_CALL("cuPointerGetAttribute", cuPointerGetAttribute, 4000,
+            (void *data, CUpointer_attribute attribute, CUdeviceptr ptr), (data, attribute, ptr)) {
+    Lock lock(driver().mutex);
+    Place place = place_of(ptr);
+    if (!data || place.kind == PlaceKind::Unknown)
+        return CUDA_ERROR_INVALID_VALUE;
+    return attribute_of(place, ptr, attribute, data);
+}
+
+// Unlike the singular form this is no error for an unknown pointer: every value is zero then.
+DRIVER_CALL("cuPointerGetAttributes", cuPointerGetAttributes, 7000,
+            (unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr),
+            (numAttributes, attributes, data, ptr)) {
+    Lock lock(driver().mutex);
+    if (numAttributes == 0 || !attributes || !data)
+        return CUDA_ERROR_INVALID_VALUE;
+    Place place = place_of(ptr);
+    for (unsigned i = 0; i < numAttributes; ++i) {
+        if (place.kind != PlaceKind::Unknown && attribute_of(place, ptr, attributes[i], data[i]) == CUDA_SUCCESS)
+            continue;
+        std::memset(data[i], 0, bytes_of(attributes[i]));
+        if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+            give(data[i], int(CU_DEVICE_INVALID));
+    }
+    return CUDA_SUCCESS;
+}
+
+}  // namespace sim

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The names of all functions, how often each was called, what was refused, and failures on request.
+#include "registry.h"
+
+#include <cstring>
+
+namespace sim {
+
+std::atomic<int> armed_failures{0};
+std::atomic<bool> logging{false};
+
+Registry &registry() {
+    // Never destroyed: driver calls can come after the destructors of this library have run.
+    static Registry *instance = new Registry;
+    return *instance;
+}
+
+Function &function_named(const char *name) {
+    auto &functions = registry().functions;
+    auto found = functions.find(name);
+    if (found == functions.end())
+        found = functions.emplace(name, std::make_unique<Function>(name)).first;
+    return *found->second;
+}
+
+Registration::Registration(const char *name, int version, void *entry, void *per_thread_entry) {
+    registry().symbols[name].push_back({version, entry, per_thread_entry});
+}
+
+bool injected(Function &function, CUresult &result) {
+    Registry &r = registry();
+    std::lock_guard<std::mutex> guard(r.mutex);
+    for (auto &[id, failure] : r.failures) {
+        if (failure.function != &function)
+            continue;
+        ++failure.seen;
+        if (failure.seen == failure.nth || (failure.sticky && failure.seen > failure.nth)) {
+            ++failure.fired;
+            result = failure.result;
+            return true;
+        }
+    }
+    return false;
+}
+
+void note_answer(Function &function, CUresult result) {
+    Registry &r = registry();
+    std::lock_guard<std::mutex> guard(r.mutex);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+        ++r.refused_total;
+        if (r.refused.size() < Registry::kept_entries)
+            r.refused.push_back({function.name, result});
+    }
+    if (logging.load(std::memory_order_relaxed)) {
+        ++r.logged_total;
+        if (r.log.size() < Registry::kept_entries)
+            r.log.push_back({function.name, result});
+    }
+}
+
+int Registry::arm(const char *name, std::uint64_t nth, CUresult result, bool sticky) {
+    auto found = functions.find(name);
+    if (found == functions.end())
+        return -1;
+    std::lock_guard<std::mutex> guard(mutex);
+    int id = next_failure++;
+    failures[id] = Failure{found->second.get(), nth, result, sticky, 0, 0};
+    armed_failures.fetch_add(1);
+    return id;
+}
+
+std::uint64_t Registry::fired(int id) {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto found = failures.find(id);
+    return found == failures.end() ? 0 : found->second.fired;
+}
+
+void Registry::disarm(int id) {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (failures.erase(id))
+        armed_failures.fetch_sub(1);
+}
+
+void Registry::reset() {
+    std::lock_guard<std::mutex> guard(mutex);
+    for (auto &entry : functions)
+        entry.second->calls.store(0, std::memory_order_relaxed);
+    refused.clear();
+    refused_total = 0;
+    armed_failures.fetch_sub(int(failures.size()));
+    failures.clear();
+}
+
+}  // namespace sim

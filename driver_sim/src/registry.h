@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "call.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace sim {
+
+struct Symbol {
+    int version;
+    void *entry;
+    void *per_thread_entry;
+};
+
+struct Failure {
+    Function *function;
+    std::uint64_t nth;
+    CUresult result;
+    bool sticky;
+    std::uint64_t seen, fired;
+};
+
+struct Answer {
+    const char *name;
+    CUresult result;
+};
+
+// `functions` and `symbols` are filled while the library is loaded and do not change afterwards;
+// the rest is guarded by `mutex`, which is taken last of all.
+struct Registry {
+    static constexpr std::size_t kept_entries = 100000;
+
+    std::map<std::string, std::unique_ptr<Function>> functions;
+    std::map<std::string, std::vector<Symbol>> symbols;
+
+    std::mutex mutex;
+    std::map<int, Failure> failures;
+    int next_failure = 1;
+    std::vector<Answer> refused;
+    std::uint64_t refused_total = 0;
+    std::vector<Answer> log;
+    std::uint64_t logged_total = 0;
+    std::set<std::string> absent;  // asked for and not found
+
+    int arm(const char *name, std::uint64_t nth, CUresult result, bool sticky);
+    std::uint64_t fired(int id);
+    void disarm(int id);
+    void reset();
+};
+
+Registry &registry();
+
+}  // namespace sim

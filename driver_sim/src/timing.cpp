@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long the driver itself takes, measured without Python in between.
+#include "control.h"
+
+#include "driver.h"
+
+#include <chrono>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double microseconds_each(Clock::time_point start, unsigned long long rounds) {
+    return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / double(rounds);
+}
+
+}  // namespace
+
+extern "C" SIM_EXPORT double cudaDriverSimTimeVirtualRound(unsigned long long rounds, size_t bytes) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    CUmemAccessDesc access{};
+    access.location = properties.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    auto start = Clock::now();
+    for (unsigned long long i = 0; i < rounds; ++i) {
+        CUdeviceptr base;
+        CUmemGenericAllocationHandle chunk;
+        if (cuMemAddressReserve(&base, bytes, 0, 0, 0) || cuMemCreate(&chunk, bytes, &properties, 0) ||
+            cuMemMap(base, bytes, 0, chunk, 0) || cuMemSetAccess(base, bytes, &access, 1) ||
+            cuMemUnmap(base, bytes) || cuMemRelease(chunk) || cuMemAddressFree(base, bytes))
+            return -1;
+    }
+    return microseconds_each(start, rounds);
+}

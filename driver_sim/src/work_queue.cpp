@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work on streams: first in, first out on each; events and the legacy stream order across streams.
+//
+// Work runs when it is submitted, on the submitting thread, unless it is held back or something in
+// front of it is. Held work runs when something waits for it. Host functions run on a thread of their
+// own, as a host function may wait for what the submitting thread does next.
+#include "driver.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+
+namespace sim {
+
+namespace {
+
+struct HostCall {
+    Stream *stream;
+    std::function<CUresult()> run;
+};
+
+struct Queue {
+    unsigned held = 0;
+    bool interleave = false;
+    std::mt19937_64 random;
+    std::uint64_t submitted = 0;
+    std::vector<Stream *> busy;  // not idle
+    std::deque<HostCall> host_calls;
+    std::condition_variable host_call_given;
+    bool host_thread = false;
+};
+
+Queue &queue() {
+    static Queue *instance = new Queue;
+    return *instance;
+}
+
+double now() {
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void settle(Stream &stream) {
+    if (!stream.idle())
+        return;
+    auto &busy = queue().busy;
+    busy.erase(std::remove(busy.begin(), busy.end(), &stream), busy.end());
+    if (stream.destroyed)
+        retire(&stream);
+}
+
+bool in_front(const Stream &other, const Work &work) {
+    return other.running_host_function || (!other.queue.empty() && other.queue.front().order < work.order);
+}
+
+// The stream whose work has to run first, or null.
+Stream *blocker(Stream &stream) {
+    const Work &head = stream.queue.front();
+    if (head.kind == WorkKind::Wait && !head.marker->done)
+        return head.marker->stream;
+    Context &context = *stream.context;
+    if (stream.is_legacy) {
+        for (Stream *other : queue().busy)
+            if (other != &stream && other->context == &context && other->blocking() && in_front(*other, head))
+                return other;
+    } else if (stream.blocking() && context.legacy && in_front(*context.legacy, head)) {
+        return context.legacy;
+    }
+    return nullptr;
+}
+
+bool runnable(Stream &stream) { return !stream.queue.empty() && !stream.running_host_function && !blocker(stream); }
+
+void pump(Lock &lock);
+
+void host_thread_main() {
+    Queue &q = queue();
+    Lock lock(driver().mutex);
+    for (;;) {
+        while (q.host_calls.empty())
+            q.host_call_given.wait(lock);
+        HostCall call = std::move(q.host_calls.front());
+        q.host_calls.pop_front();
+        lock.unlock();
+        call.run();
+        lock.lock();
+        call.stream->running_host_function = false;
+        settle(*call.stream);
+        if (!q.held)
+            pump(lock);
+        driver().progress.notify_all();
+    }
+}
+
+void give_to_host_thread(Stream &stream, std::function<CUresult()> run) {
+    Queue &q = queue();
+    stream.running_host_function = true;
+    q.host_calls.push_back({&stream, std::move(run)});
+    if (!q.host_thread) {
+        q.host_thread = true;
+        std::thread(host_thread_main).detach();
+    }
+    q.host_call_given.notify_one();
+}
+
+void execute(Stream &stream, Work &work) {
+    switch (work.kind) {
+    case WorkKind::Wait:
+        break;
+    case WorkKind::Record:
+        work.marker->milliseconds = now();
+        work.marker->done = true;
+        break;
+    case WorkKind::HostFunction:
+        give_to_host_thread(stream, std::move(work.run));
+        break;
+    default:
+        // Nothing more runs on a context after a fault; events still complete, so nobody hangs.
+        if (stream.context->fault == CUDA_SUCCESS || work.kind == WorkKind::PoolFree)
+            if (CUresult fault = work.run())
+                stream.context->fault = fault;
+    }
+}
+
+void run_head(Stream &stream) {
+    Work work = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    execute(stream, work);
+    settle(stream);
+}
+
+// Runs one piece of work that `stream` needs; false when a host function is in the way.
+bool advance(Stream *stream) {
+    while (!stream->running_host_function && !stream->queue.empty()) {
+        Stream *first = blocker(*stream);
+        if (!first) {
+            run_head(*stream);
+            return true;
+        }
+        stream = first;
+    }
+    return false;
+}
+
+bool run_any() {
+    Queue &q = queue();
+    std::vector<Stream *> candidates;
+    for (Stream *stream : q.busy)
+        if (runnable(*stream))
+            candidates.push_back(stream);
+    if (candidates.empty())
+        return false;
+    Stream *chosen = candidates[0];
+    if (q.interleave)
+        chosen = candidates[q.random() % candidates.size()];
+    else
+        for (Stream *stream : candidates)
+            if (stream->queue.front().order < chosen->queue.front().order)
+                chosen = stream;
+    run_head(*chosen);
+    return true;
+}
+
+void pump(Lock &) {
+    while (run_any()) {
+    }
+}
+
+// `needed` names a stream whose work is waited for, null when there is none left.
+template <class Needed> void wait_until_done(Lock &lock, Needed needed) {
+    while (Stream *stream = needed()) {
+        bool ran = queue().interleave ? run_any() : advance(stream);
+        if (!ran)
+            driver().progress.wait(lock);
+    }
+}
+
+}  // namespace
+
+CUresult submit(Lock &lock, Stream &stream, Work work) {
+    Queue &q = queue();
+    work.order = ++q.submitted;
+    if (q.held == 0 && q.busy.empty() && work.kind != WorkKind::HostFunction) {
+        execute(stream, work);
+        return CUDA_SUCCESS;
+    }
+    if (stream.idle())
+        q.busy.push_back(&stream);
+    stream.queue.push_back(std::move(work));
+    if (q.held == 0)
+        pump(lock);
+    return CUDA_SUCCESS;
+}
+
+bool work_is_queued() { return queue().held != 0 || !queue().busy.empty(); }
+
+bool context_idle(Context &context) {
+    for (Stream *stream : queue().busy)
+        if (stream->context == &context)
+            return false;
+    return true;
+}
+
+void wait_for_stream(Lock &lock, Stream &stream) {
+    if (stream.is_legacy) {
+        // What was submitted to blocking streams comes before a wait for the legacy stream.
+        Context &context = *stream.context;
+        wait_until_done(lock, [&]() -> Stream * {
+            for (Stream *other : queue().busy)
+                if (other->context == &context && other->blocking())
+                    return other;
+            return nullptr;
+        });
+        return;
+    }
+    wait_until_done(lock, [&] { return stream.idle() ? nullptr : &stream; });
+}
+
+void wait_for_marker(Lock &lock, const std::shared_ptr<Marker> &marker) {
+    wait_until_done(lock, [&] { return marker->done ? nullptr : marker->stream; });
+}
+
+void wait_for_context(Lock &lock, Context &context) {
+    wait_until_done(lock, [&]() -> Stream * {
+        for (Stream *stream : queue().busy)
+            if (stream->context == &context)
+                return stream;
+        return nullptr;
+    });
+}
+
+void forget_work(Context &context) {
+    auto busy = queue().busy;
+    for (Stream *stream : busy) {
+        if (stream->context != &context)
+            continue;
+        for (Work &work : stream->queue)
+            if (work.kind == WorkKind::Record)
+                work.marker->done = true;
+        stream->queue.clear();
+        settle(*stream);
+    }
+}
+
+void run_everything(Lock &lock) {
+    wait_until_done(lock, [&] { return queue().busy.empty() ? nullptr : queue().busy.front(); });
+}
+
+void hold_work(Lock &lock, bool hold) {
+    Queue &q = queue();
+    if (hold)
+        ++q.held;
+    else if (q.held && --q.held == 0)
+        pump(lock);
+}
+
+void interleave_work(bool on, std::uint64_t seed) {
+    queue().interleave = on;
+    queue().random.seed(seed);
+}
+
+}  // namespace sim
