@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cuda.core
 import pytest
+
+import cuda.core
 from cuda.core._memory import _ownership
 
 ROOT = Path(__file__).resolve().parents[2]
