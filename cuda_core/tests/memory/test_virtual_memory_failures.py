@@ -127,10 +127,10 @@ GROWS = {
 
 def calls_in_order(sim, function):
     """Return what `function` returns, and its driver calls as (name, n-th of this name)."""
-    with sim.logging() as log:
+    with sim.logged() as log:
         result = function()
     counts, numbered = {}, []
-    for entry in log:
+    for entry in log.calls:
         counts[entry.name] = counts.get(entry.name, 0) + 1
         numbered.append((entry.name, counts[entry.name]))
     return result, numbered

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stream that orders a release: recorded, replaced, closed before its buffers, and waited for."""
+
+import contextlib
+import gc
+
+import pytest
+
+from cuda.bindings import driver
+from cuda.core import (
+    LEGACY_DEFAULT_STREAM,
+    PER_THREAD_DEFAULT_STREAM,
+    CloseResult,
+    Ownership,
+    StreamOptions,
+)
+from python_resources import Plain
+from support import GRANULE, address_free, blocked, check, holds, race, read
+
+WORD = 0xABCDEF01
+
+
+@pytest.fixture
+def stream(device):
+    stream = device.create_stream(options=StreamOptions(nonblocking=True))
+    yield stream
+    stream.close()
+
+
+@pytest.fixture
+def held(driver_watch):
+    """Work on streams does not run until something waits for it. On a GPU it runs when the GPU likes."""
+    return driver_watch.sim.hold if driver_watch.sim else contextlib.nullcontext
+
+
+def enqueue_fill(buffer, stream, times=32):
+    """Enqueue writes of the whole buffer; the last one leaves WORD everywhere."""
+    for value in (*range(times), WORD):
+        check(driver.cuMemsetD32Async(buffer.handle, value, buffer.size // 4, int(stream.handle)))
+
+
+def has_word(address, size):
+    return read(address, size) == WORD.to_bytes(4, "little") * (size // 4)
+
+
+class StreamLike:
+    """Another library's stream."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __cuda_stream__(self):
+        return (0, self.handle)
+
+
+@pytest.mark.parametrize("how", ["allocate", "set", "close", "protocol"])
+def test_a_close_waits_for_the_recorded_stream(resource, stream, held, how):
+    with held():
+        recorded = {"allocate": stream, "protocol": StreamLike(int(stream.handle))}.get(how)
+        buffer = resource.allocate(8 * GRANULE, stream=recorded)
+        if how == "set":
+            buffer.set_deallocation_stream(stream)
+        address = buffer.handle
+        enqueue_fill(buffer, stream)
+        assert buffer.close(stream if how == "close" else None) is CloseResult.DONE
+        # Work that ran after the unmap would have made the stream fail.
+        assert driver.cuStreamQuery(int(stream.handle))[0] == driver.CUresult.CUDA_SUCCESS
+    stream.sync()
+    assert address_free(address, 8 * GRANULE)
+
+
+def test_a_close_without_a_stream_waits_for_the_current_context(resource, stream, held):
+    with held():
+        buffer = resource.allocate(8 * GRANULE)
+        enqueue_fill(buffer, stream)
+        assert buffer.close() is CloseResult.DONE
+        assert driver.cuStreamQuery(int(stream.handle))[0] == driver.CUresult.CUDA_SUCCESS
+    stream.sync()
+
+
+@pytest.mark.parametrize(
+    "token", [LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM], ids=["legacy", "per thread"]
+)
+def test_default_streams_are_recorded_and_waited_for(resource, held, token):
+    with held():
+        buffer = resource.allocate(4 * GRANULE, stream=token)
+        enqueue_fill(buffer, token)
+        assert buffer.close() is CloseResult.DONE
+    check(driver.cuCtxSynchronize())
+
+
+@pytest.mark.parametrize(
+    "token", [LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM], ids=["legacy", "per thread"]
+)
+def test_default_streams_still_order_a_close_on_another_thread(resource, held, token):
+    """The other thread has no current context, and its per-thread stream is not the one that was recorded."""
+    with held():
+        buffer = resource.allocate(4 * GRANULE, stream=token)
+        enqueue_fill(buffer, token)
+        assert race(buffer.close) == [CloseResult.DONE]
+    check(driver.cuCtxSynchronize())
+
+
+def test_a_moving_grow_keeps_what_the_recorded_stream_still_writes(resource, stream, held):
+    with held():
+        buffer = resource.allocate(4 * GRANULE, stream=stream)
+        address, size = buffer.handle, buffer.size
+        enqueue_fill(buffer, stream)
+        with blocked(buffer):
+            grown = resource.modify_allocation(buffer, 5 * GRANULE)
+            assert grown.handle != address
+            assert driver.cuStreamQuery(int(stream.handle))[0] == driver.CUresult.CUDA_SUCCESS
+            assert address_free(address, size)
+        assert has_word(grown.handle, size)
+        enqueue_fill(grown, stream)
+        assert grown.close() is CloseResult.DONE
+        assert driver.cuStreamQuery(int(stream.handle))[0] == driver.CUresult.CUDA_SUCCESS
+    stream.sync()
+
+
+@pytest.mark.sim_only
+def test_growing_in_place_waits_for_nothing(device, stream, held, driver_watch):
+    from support import place
+
+    buffer, resource = place(device, GRANULE, stretch=6, reserve_size=2 * GRANULE)
+    buffer.set_deallocation_stream(stream)
+    with held():
+        enqueue_fill(buffer, stream)
+        for granules in (2, 4):
+            buffer = resource.modify_allocation(buffer, granules * GRANULE)
+            assert driver.cuStreamQuery(int(stream.handle))[0] == driver.CUresult.CUDA_ERROR_NOT_READY
+    stream.sync()
+    assert has_word(buffer.handle, GRANULE)
+    buffer.close()
+
+
+def test_the_result_of_a_grow_inherits_the_stream(resource, stream, held):
+    buffer = resource.allocate(GRANULE, stream=stream)
+    for granules in (2, 3):
+        with blocked(buffer):
+            buffer = resource.modify_allocation(buffer, granules * GRANULE)
+    with held():
+        enqueue_fill(buffer, stream)
+        # No context is current on this thread: only the recorded stream can order the close.
+        assert race(buffer.close) == [CloseResult.DONE]
+        assert driver.cuStreamQuery(int(stream.handle))[0] == driver.CUresult.CUDA_SUCCESS
+    stream.sync()
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_closed_stream_still_orders_the_release(device, resource, held, how):
+    stream = device.create_stream()
+    buffer = resource.allocate(4 * GRANULE, stream=stream)
+    address = buffer.handle
+    with held():
+        enqueue_fill(buffer, stream)
+        stream.close()
+        assert stream.is_closed
+        if how == "close":
+            assert buffer.close() is CloseResult.DONE
+        del buffer
+        gc.collect()
+    assert address_free(address, 4 * GRANULE)
+
+
+def test_a_closed_stream_cannot_be_recorded(device, resource):
+    stream = device.create_stream()
+    stream.close()
+    buffer = resource.allocate(GRANULE)
+    for use in (
+        lambda: resource.allocate(GRANULE, stream=stream),
+        lambda: buffer.set_deallocation_stream(stream),
+        lambda: buffer.close(stream),
+    ):
+        with pytest.raises(RuntimeError):
+            use()
+    assert buffer.ownership is Ownership.OWNED
+    buffer.close()
+
+
+def test_a_rejected_stream_leaves_the_old_one(device):
+    plain = Plain()
+    first = device.create_stream()
+    buffer = plain.allocate(512, stream=first)
+    for wrong in (None, 7, "stream", object()):
+        with pytest.raises(TypeError):
+            buffer.set_deallocation_stream(wrong)
+    del buffer
+    gc.collect()
+    assert int(plain.asked[0][2].handle) == int(first.handle)
+    plain.asked.clear()
+    first.close()
+
+
+def test_a_replaced_stream_is_what_a_collection_uses(device):
+    plain = Plain()
+    first, second = device.create_stream(), device.create_stream()
+    buffer = plain.allocate(512, stream=first)
+    buffer.set_deallocation_stream(second)
+    del buffer
+    gc.collect()
+    assert int(plain.asked[0][2].handle) == int(second.handle)
+    plain.asked.clear()
+    first.close()
+    second.close()
+
+
+def test_a_close_that_fails_leaves_the_recorded_stream(device):
+    from python_resources import Refusing
+
+    resource = Refusing(refusals=1)
+    first, second = device.create_stream(), device.create_stream()
+    buffer = resource.allocate(512, stream=first)
+    with pytest.raises(LookupError):
+        buffer.close(second)
+    buffer.close()
+    assert int(resource.asked[1][2].handle) == int(first.handle)
+    resource.asked.clear()
+    first.close()
+    second.close()
+
+
+@pytest.mark.sim_only
+@pytest.mark.provokes_refusals
+def test_a_wait_that_fails_leaves_the_buffer_whole(resource, stream, driver_watch):
+    from cuda.core import CUDAError
+    from support import fill
+
+    buffer = resource.allocate(GRANULE, stream=stream)
+    fill(buffer.handle, GRANULE, seed=5)
+    with driver_watch.fail("cuStreamSynchronize"):
+        with pytest.raises(CUDAError, match="cuStreamSynchronize"):
+            buffer.close()
+    assert buffer.ownership is Ownership.OWNED
+    assert holds(buffer.handle, GRANULE, seed=5)
+    assert buffer.close() is CloseResult.DONE
+
+
+# --- capture -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def capture(stream):
+    """A stream being captured; at the end the capture must have survived."""
+    has_capture = driver.cuStreamBeginCapture
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    try:
+        error = has_capture(int(stream.handle), mode)[0]
+    except RuntimeError:  # the function is absent
+        pytest.skip("this driver has no stream capture")
+    assert error == driver.CUresult.CUDA_SUCCESS
+    yield stream
+    graph = check(driver.cuStreamEndCapture(int(stream.handle)))
+    assert int(graph) != 0
+    check(driver.cuGraphDestroy(graph))
+
+
+def test_a_release_on_a_capturing_stream_is_refused_and_the_capture_goes_on(resource, capture):
+    from cuda.core import CUDAError
+
+    buffer = resource.allocate(GRANULE)
+    with pytest.raises(CUDAError, match="captur"):
+        buffer.close(capture)
+    assert buffer.ownership is Ownership.OWNED
+    buffer.set_deallocation_stream(capture)
+    with blocked(buffer):
+        with pytest.raises(CUDAError, match="captur"):
+            resource.modify_allocation(buffer, 2 * GRANULE)
+    assert (buffer.ownership, buffer.size) == (Ownership.OWNED, GRANULE)
+    with pytest.raises(CUDAError, match="captur"):
+        buffer.close()
+    buffer.set_deallocation_stream(LEGACY_DEFAULT_STREAM)
+    other = check(driver.cuStreamCreate(1))
+    buffer.close(StreamLike(int(other)))
+    check(driver.cuStreamDestroy(other))
