@@ -251,6 +251,7 @@ static CUresult synchronize(CUcontext handle) {
     if (CUresult bad = named_or_current(handle, context))
         return bad;
     wait_for_context(lock, *context);
+    synchronised();
     return context->fault;
 }
 

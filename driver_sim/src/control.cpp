@@ -2,7 +2,7 @@
 // The control interface: plain C functions for whoever watches or steers the simulated driver.
 #include "control.h"
 
-#include "driver.h"
+#include "pool.h"
 #include "registry.h"
 
 #include <algorithm>
@@ -51,6 +51,13 @@ extern "C" SIM_EXPORT size_t cudaDriverSimLive(char *out, size_t capacity) {
         line(text, "host_allocation", d.kinds_live[int(MemoryKind::Host)]);
         line(text, "host_registration", d.kinds_live[int(MemoryKind::RegisteredHost)]);
         line(text, "managed_allocation", d.kinds_live[int(MemoryKind::Managed)]);
+        std::uint64_t pools = 0, pool_allocations = 0;
+        for (Pool *pool : d.pools)
+            pools += !pool->is_default;
+        for (auto &entry : d.pools_by_address)
+            pool_allocations += entry.second->live;
+        line(text, "memory_pool", pools);
+        line(text, "pool_allocation", pool_allocations);
         line(text, "stream", d.streams.size());
         line(text, "event", d.events.size());
         std::uint64_t retained = 0, made = 0;

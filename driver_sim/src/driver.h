@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -166,10 +167,16 @@ struct Driver {
 
     AddressSpace virtual_space;  // reservations
     AddressSpace plain_space;    // plain, host and managed memory
+    AddressSpace pool_space;     // pools
     std::map<Address, Reservation> reservations;
     std::map<Address, Mapping> mappings;
     std::unordered_map<CUmemGenericAllocationHandle, Chunk *> chunks;
     std::map<Address, Allocation> allocations;
+    std::unordered_set<Address> freed_in_order;  // plain memory given to cuMemFreeAsync, see there
+    std::unordered_set<Pool *> pools;            // whose handles are good
+    std::map<Address, Pool *> pools_by_address;  // also destroyed ones with allocations left
+    using PoolPlace = std::tuple<int, int, int>;  // allocation type, location type and number
+    std::map<PoolPlace, Pool *> default_pools, current_pools;  // other than those of devices
     std::size_t kinds_live[4] = {};  // by MemoryKind
     std::size_t host_total = 0, host_used = 0;
 
@@ -233,6 +240,7 @@ struct Place {  // what an address belongs to
     Allocation *allocation = nullptr;
     Mapping *mapping = nullptr;
     Pool *pool = nullptr;
+    bool freed = false;     // the free has been submitted and waits in a queue
     std::uint64_t id = 0;
 };
 
@@ -256,5 +264,11 @@ Reservation *reservation_at(Address address);
 CUresult allocate_memory(MemoryKind kind, std::size_t bytes, Context &context, unsigned flags, Address &base);
 void end_memory(std::map<Address, Allocation>::iterator allocation);
 void end_memory_of(Context &context);
+CUresult free_plain_in_order(Lock &lock, Stream &stream, Address base);
+
+// --- pools (pool.cpp) ---
+
+void synchronised();  // after a wait: pools return what is above their threshold
+void destroy_pool(Pool &pool);
 
 }  // namespace sim

@@ -86,6 +86,7 @@ DRIVER_CALL("cuEventSynchronize", cuEventSynchronize, 2000, (CUevent hEvent), (h
     Context *context = event->context;
     if (std::shared_ptr<Marker> marker = event->recorded)
         wait_for_marker(lock, marker);
+    synchronised();
     return context->fault;
 }
 

@@ -41,18 +41,23 @@ std::size_t parse_bytes(const char *text) {
     return 0;
 }
 
+std::size_t bytes_from(const char *variable) {
+    const char *text = std::getenv(variable);
+    return text ? parse_bytes(text) : default_memory;
+}
+
 bool open_driver(Driver &d) {
     int count = 2;
     if (const char *text = std::getenv("CUDA_DRIVER_SIM_DEVICES"))
         count = std::atoi(text);
-    std::size_t memory = default_memory;
-    if (const char *text = std::getenv("CUDA_DRIVER_SIM_MEMORY"))
-        if (std::size_t bytes = parse_bytes(text))
-            memory = bytes;
+    std::size_t memory = bytes_from("CUDA_DRIVER_SIM_MEMORY");
+    std::size_t host_memory = bytes_from("CUDA_DRIVER_SIM_HOST_MEMORY");
+    if (!memory || !host_memory)
+        return false;
     if (count < 0 || count > max_devices)
         return false;
     if (!d.virtual_space.open(address_space_bytes, granule) || !d.plain_space.open(address_space_bytes, page_size) ||
-        !chunk_store().open())
+        !d.pool_space.open(2 * address_space_bytes, granule) || !chunk_store().open())
         return false;
     for (int i = 0; i < count; ++i) {
         auto device = std::make_unique<Device>();
@@ -60,7 +65,7 @@ bool open_driver(Driver &d) {
         device->total = memory / granule * granule;
         d.devices.push_back(std::move(device));
     }
-    d.host_total = memory;
+    d.host_total = host_memory / granule * granule;
     return true;
 }
 

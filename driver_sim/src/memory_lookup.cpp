@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an address belongs to, and whether work may use it.
-#include "driver.h"
+#include "pool.h"
 
 namespace sim {
 
@@ -25,7 +25,7 @@ bool is_peer(const Context &context, const Device &owner) {
 
 bool in_our_space(Address address) {
     Driver &d = driver();
-    return d.virtual_space.contains(address) || d.plain_space.contains(address);
+    return d.virtual_space.contains(address) || d.plain_space.contains(address) || d.pool_space.contains(address);
 }
 
 Place place_of(Address address) {
@@ -40,6 +40,20 @@ Place place_of(Address address) {
             place.mapping = mapping;
             place.id = mapping->chunk->handle;
         }
+        return place;
+    }
+    if (Pool *pool = pool_at(address)) {
+        Block &block = pool->blocks[pool->blocks.containing(std::uint32_t((address - pool->base) / pool_unit))];
+        Address base = pool->base + std::size_t(block.start) * pool_unit;
+        if (block.state == BlockState::Free || address >= base + block.bytes)
+            return place;
+        place.kind = PlaceKind::Pool;
+        place.base = base;
+        place.size = block.bytes;
+        place.device = pool->device;
+        place.pool = pool;
+        place.freed = block.state == BlockState::Freeing;
+        place.id = block.id;
         return place;
     }
     auto it = d.allocations.upper_bound(address);
@@ -83,6 +97,11 @@ CUresult check_use(Address address, std::size_t bytes, Context &context, Use use
         case PlaceKind::Plain:
             // Copies between devices are staged where the devices are not peers.
             if (!copy && !is_peer(context, *place.device))
+                return CUDA_ERROR_INVALID_VALUE;
+            break;
+        case PlaceKind::Pool:
+            // Freed memory is refused as soon as the free is submitted: what comes later is out of order.
+            if (place.freed || (!place.pool->managed() && !may(place.pool->rights, *context.device, write)))
                 return CUDA_ERROR_INVALID_VALUE;
             break;
         default:

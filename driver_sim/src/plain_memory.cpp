@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plain device memory, and the record that plain, host and managed memory share.
-#include "driver.h"
+#include "pool.h"
 
 #include <sys/mman.h>
 
@@ -28,6 +28,7 @@ CUresult allocate_memory(MemoryKind kind, std::size_t bytes, Context &context, u
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     (on_host ? d.host_used : context.device->used) += pages;
+    d.freed_in_order.erase(base);
     Allocation &allocation = d.allocations[base];
     allocation.kind = kind;
     allocation.base = base;
@@ -86,6 +87,13 @@ DRIVER_CALL("cuMemFree", cuMemFree_v2, 3020, (CUdeviceptr dptr), (dptr)) {
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (dptr == 0)
         return CUDA_SUCCESS;
+    if (Pool *pool = pool_at(dptr)) {
+        if (Context *current = current_context())
+            wait_for_context(lock, *current);
+        return pool_free_now(*pool, dptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    if (d.freed_in_order.erase(dptr))
+        return CUDA_SUCCESS;
     auto found = d.allocations.find(dptr);
     if (found == d.allocations.end() ||
         (found->second.kind != MemoryKind::Plain && found->second.kind != MemoryKind::Managed))
@@ -97,6 +105,24 @@ DRIVER_CALL("cuMemFree", cuMemFree_v2, 3020, (CUdeviceptr dptr), (dptr)) {
         return CUDA_ERROR_INVALID_VALUE;
     end_memory(found);
     return CUDA_SUCCESS;
+}
+
+// cuMemFreeAsync takes plain memory, too. One cuMemFree of it afterwards still reports success.
+CUresult free_plain_in_order(Lock &lock, Stream &stream, Address base) {
+    Driver &d = driver();
+    auto found = d.allocations.find(base);
+    if (found == d.allocations.end() || found->second.kind != MemoryKind::Plain || d.freed_in_order.count(base))
+        return CUDA_ERROR_INVALID_VALUE;
+    d.freed_in_order.insert(base);
+    Work work;
+    work.run = [base, id = found->second.id] {
+        auto &allocations = driver().allocations;
+        auto still = allocations.find(base);
+        if (still != allocations.end() && still->second.id == id)
+            end_memory(still);
+        return CUDA_SUCCESS;
+    };
+    return submit(lock, stream, std::move(work));
 }
 
 DRIVER_CALL("cuMemGetInfo", cuMemGetInfo_v2, 3020, (size_t * free, size_t *total), (free, total)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "driver.h"
+#include "pool.h"
 
 #include <cstring>
 
@@ -15,7 +15,13 @@ template <class T> CUresult give(void *data, T value) {
 bool at_host(const Place &place) {
     if (place.kind == PlaceKind::Virtual)
         return !place.mapping->chunk->device;
+    if (place.kind == PlaceKind::Pool)
+        return place.pool->at_host();
     return place.kind == PlaceKind::Host || place.kind == PlaceKind::Registered;
+}
+
+bool is_managed(const Place &place) {
+    return place.kind == PlaceKind::Managed || (place.kind == PlaceKind::Pool && place.pool->managed());
 }
 
 // The address space that the address was given out with: a reservation for virtual memory.
@@ -41,7 +47,7 @@ CUresult attribute_of(const Place &place, Address address, CUpointer_attribute a
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
         return give(data, CUdeviceptr(address));
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (!at_host(place) && place.kind != PlaceKind::Managed)
+        if (!at_host(place) && !is_managed(place))
             return CUDA_ERROR_INVALID_VALUE;
         return give(data, reinterpret_cast<void *>(address));
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
@@ -49,7 +55,7 @@ CUresult attribute_of(const Place &place, Address address, CUpointer_attribute a
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
         return give(data, static_cast<unsigned long long>(place.id));
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        return give(data, unsigned(place.kind == PlaceKind::Managed));
+        return give(data, unsigned(is_managed(place)));
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
         return give(data, int(place.device ? place.device->ordinal : 0));
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
@@ -96,7 +102,7 @@ DRIVER_CALL("cuPointerGetAttribute", cuPointerGetAttribute, 4000,
             (void *data, CUpointer_attribute attribute, CUdeviceptr ptr), (data, attribute, ptr)) {
     Lock lock(driver().mutex);
     Place place = place_of(ptr);
-    if (!data || place.kind == PlaceKind::Unknown)
+    if (!data || place.freed || place.kind == PlaceKind::Unknown)
         return CUDA_ERROR_INVALID_VALUE;
     return attribute_of(place, ptr, attribute, data);
 }

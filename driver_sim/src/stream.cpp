@@ -113,6 +113,7 @@ DRIVER_CALL_ON_STREAM("cuStreamSynchronize", cuStreamSynchronize, 2000, (CUstrea
         return bad;
     Context *context = s->context;
     wait_for_stream(lock, *s);
+    synchronised();
     return context->fault;
 }
 

@@ -16,6 +16,21 @@ double microseconds_each(Clock::time_point start, unsigned long long rounds) {
 
 }  // namespace
 
+extern "C" SIM_EXPORT double cudaDriverSimTimePoolPair(unsigned long long rounds, size_t bytes) {
+    CUstream stream;
+    if (cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING))
+        return -1;
+    bool refused = false;
+    auto start = Clock::now();
+    for (unsigned long long i = 0; i < rounds && !refused; ++i) {
+        CUdeviceptr pointer;
+        refused = cuMemAllocAsync(&pointer, bytes, stream) || cuMemFreeAsync(pointer, stream);
+    }
+    double result = microseconds_each(start, rounds);
+    cuStreamDestroy(stream);
+    return refused ? -1 : result;
+}
+
 extern "C" SIM_EXPORT double cudaDriverSimTimeVirtualRound(unsigned long long rounds, size_t bytes) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
