@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python access to CUDA's memory, with one explicit owner for every allocation.
+
+This build has the memory layer of ``cuda.core`` and what it needs: devices, contexts, streams and events. Importing it
+needs no driver; the first call that does raises a clear error where there is none.
+"""
+
+from cuda.core._context import Context
+from cuda.core._device import Device
+from cuda.core._errors import CUDAError, CUDAWarning, OwnershipError
+from cuda.core._event import Event, EventOptions
+from cuda.core._memory import (
+    Buffer,
+    CloseResult,
+    MemoryResource,
+    Ownership,
+    TransferredTo,
+    VirtualMemoryResource,
+    VirtualMemoryResourceOptions,
+)
+from cuda.core._stream import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Stream, StreamOptions
+from cuda.core._version import __version__
+
+__all__ = [
+    "LEGACY_DEFAULT_STREAM",
+    "PER_THREAD_DEFAULT_STREAM",
+    "Buffer",
+    "CUDAError",
+    "CUDAWarning",
+    "CloseResult",
+    "Context",
+    "Device",
+    "Event",
+    "EventOptions",
+    "MemoryResource",
+    "Ownership",
+    "OwnershipError",
+    "Stream",
+    "StreamOptions",
+    "TransferredTo",
+    "VirtualMemoryResource",
+    "VirtualMemoryResourceOptions",
+    "__version__",
+]
+
+# Public names of cuda-core 1.2.2 that this build does not have.
+_ABSENT = frozenset(
+    {
+        "ContextOptions",
+        "DeviceMemoryResource",
+        "DeviceMemoryResourceOptions",
+        "DeviceResources",
+        "GraphMemoryResource",
+        "GraphicsResource",
+        "Host",
+        "Kernel",
+        "LaunchConfig",
+        "LegacyPinnedMemoryResource",
+        "Linker",
+        "LinkerOptions",
+        "ManagedBuffer",
+        "ManagedMemoryResource",
+        "ManagedMemoryResourceOptions",
+        "ObjectCode",
+        "PinnedMemoryResource",
+        "PinnedMemoryResourceOptions",
+        "Program",
+        "ProgramOptions",
+        "SMResource",
+        "SMResourceOptions",
+        "TensorMapDescriptor",
+        "TensorMapDescriptorOptions",
+        "WorkqueueResource",
+        "WorkqueueResourceOptions",
+        "checkpoint",
+        "graph",
+        "launch",
+        "system",
+        "texture",
+        "utils",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in _ABSENT:
+        raise AttributeError(
+            f"cuda.core.{name} is not in this build: it has the memory layer of cuda-core 1.2.2, and of that so far "
+            "virtual memory and resources defined in Python"
+        )
+    raise AttributeError(f"module 'cuda.core' has no attribute {name!r}")

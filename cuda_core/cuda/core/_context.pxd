@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.bindings cimport cydriver
+
+cdef class Context:
+    cdef cydriver.CUcontext _context
+    cdef size_t _key
+    cdef readonly int device_id
+    cdef object __weakref__
+
+cdef cydriver.CUcontext current_context() except? NULL
+cdef cydriver.CUcontext primary_context(int ordinal) except? NULL
+cdef int device_of_context(cydriver.CUcontext context) except -1
+cdef Context wrap_context(cydriver.CUcontext context, int device_id)

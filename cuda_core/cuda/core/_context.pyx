@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA contexts: the current one, the primary one of a device, and the object that names one."""
+
+from cuda.bindings cimport cydriver
+
+from cuda.core._driver cimport check, ensure_driver
+
+__all__ = ["Context"]
+
+# The primary context of each device that was asked for. It stays retained until the process ends: a release would
+# destroy memory that other libraries in the process may still own.
+cdef dict _primary = {}
+
+
+cdef cydriver.CUcontext current_context() except? NULL:
+    """Return the calling thread's current context, or NULL when it has none."""
+    cdef cydriver.CUcontext context = NULL
+    cdef cydriver.CUresult result
+    ensure_driver()
+    with nogil:
+        result = cydriver.cuCtxGetCurrent(&context)
+    check(result, b"cuCtxGetCurrent")
+    return context
+
+
+cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
+    """Return the primary context of a device, retained once for the life of the process."""
+    cdef cydriver.CUcontext context = NULL
+    cdef cydriver.CUresult result
+    known = _primary.get(ordinal)
+    if known is not None:
+        return <cydriver.CUcontext><size_t>known
+    ensure_driver()
+    with nogil:
+        result = cydriver.cuDevicePrimaryCtxRetain(&context, ordinal)
+    check(result, b"cuDevicePrimaryCtxRetain")
+    if ordinal in _primary:  # another thread came first: give the second reference back
+        with nogil:
+            cydriver.cuDevicePrimaryCtxRelease(ordinal)
+    else:
+        _primary[ordinal] = <size_t>context
+    return context
+
+
+cdef int device_of_context(cydriver.CUcontext context) except -1:
+    """Return the ordinal of a context's device."""
+    cdef cydriver.CUdevice device = 0
+    cdef cydriver.CUresult result
+    cdef cydriver.CUcontext popped = NULL
+    with nogil:
+        result = cydriver.cuCtxPushCurrent(context)
+    check(result, b"cuCtxPushCurrent")
+    with nogil:
+        result = cydriver.cuCtxGetDevice(&device)
+        cydriver.cuCtxPopCurrent(&popped)
+    check(result, b"cuCtxGetDevice")
+    return device
+
+
+cdef Context wrap_context(cydriver.CUcontext context, int device_id):
+    cdef Context self = Context.__new__(Context)
+    self._context = context
+    self._key = <size_t>context
+    self.device_id = device_id
+    return self
+
+
+cdef class Context:
+    """A CUDA context. Get one from :attr:`Device.context` or :attr:`Stream.context`.
+
+    Attributes
+    ----------
+    device_id : int
+        Ordinal of the context's device.
+
+    Notes
+    -----
+    The object names a context and does not own it: primary contexts live as long as the process.
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise RuntimeError("Context objects cannot be made directly; use Device.context or Stream.context")
+
+    @property
+    def handle(self):
+        """The ``CUcontext`` as a ``cuda.bindings.driver`` object, or None when the context is closed."""
+        from cuda.bindings import driver
+
+        return driver.CUcontext(<size_t>self._context) if self._context != NULL else None
+
+    @property
+    def _handle(self):
+        return self.handle
+
+    @property
+    def is_closed(self):
+        """Whether the object no longer names a context."""
+        return self._context == NULL
+
+    @property
+    def is_green(self):
+        """Whether this is a green context. This build makes none."""
+        return False
+
+    def close(self):
+        """Forget the context. It is not destroyed: the object never owned it. Closing twice is harmless."""
+        self._context = NULL
+
+    def __eq__(self, other):
+        if not isinstance(other, Context):
+            return NotImplemented
+        return self._key == (<Context>other)._key
+
+    def __hash__(self):
+        return hash(self._key)
+
+    def __repr__(self):
+        return f"<Context handle={<size_t>self._context:#x} device={self.device_id}>"

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Device``: the top of the package, from which contexts, streams and events are made."""
+
+import threading
+from typing import NamedTuple
+
+from cuda.bindings cimport cydriver
+
+from cuda.core._context cimport current_context, device_of_context, primary_context, wrap_context
+from cuda.core._driver cimport check, ensure_driver
+from cuda.core._event cimport create_event
+from cuda.core._stream cimport create_stream, default_stream
+
+from cuda.core import _event, _stream
+from cuda.core._context import Context
+from cuda.core._device_properties import DeviceProperties
+from cuda.core._errors import CUDAError
+from cuda.core._memory import _virtual_memory_resource
+from cuda.core._stream import Stream
+
+__all__ = ["ComputeCapability", "Device"]
+
+_tls = threading.local()
+
+
+class ComputeCapability(NamedTuple):
+    """Version of a device's instruction set."""
+
+    major: int
+    minor: int
+
+
+cdef int _device_count() except -1:
+    cdef int count = 0
+    cdef cydriver.CUresult result
+    ensure_driver()
+    with nogil:
+        result = cydriver.cuDeviceGetCount(&count)
+    check(result, b"cuDeviceGetCount")
+    return count
+
+
+class Device:
+    """A CUDA device. ``Device(i)`` gives the same object each time, on each thread its own.
+
+    Parameters
+    ----------
+    device_id : int or Device, optional
+        Ordinal of the device. By default the device of the current context, or device 0 where none is current.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no driver. The text names the simulated driver as a way out.
+    TypeError, ValueError
+        If ``device_id`` is no integer, negative, or names a device that is not there.
+
+    Notes
+    -----
+    An object may be used from the thread that made it.
+
+    Examples
+    --------
+    >>> device = Device(0)  # doctest: +SKIP
+    >>> device.set_current()
+    >>> stream = device.create_stream()
+    """
+
+    __slots__ = ("__weakref__", "_device_id", "_properties")
+
+    def __new__(cls, device_id=None):
+        cdef cydriver.CUcontext context
+        if isinstance(device_id, Device):
+            return device_id
+        count = _device_count()
+        if device_id is None:
+            context = current_context()
+            device_id = device_of_context(context) if context != NULL else 0
+        elif isinstance(device_id, bool) or not isinstance(device_id, int):
+            raise TypeError(f"device_id must be an integer or a Device, got {type(device_id).__name__}: {device_id!r}")
+        elif device_id < 0:
+            raise ValueError(f"device_id must not be negative, got {device_id}")
+        if device_id >= count:
+            raise ValueError(f"device_id must be below the number of devices, {count}, got {device_id}")
+        devices = _tls.__dict__.setdefault("devices", {})
+        known = devices.get(device_id)
+        if known is None:
+            known = devices[device_id] = super().__new__(cls)
+            known._device_id = device_id
+            known._properties = None
+        return known
+
+    @classmethod
+    def get_all_devices(cls):
+        """Return all devices, in the order of their ordinals."""
+        return tuple(cls(ordinal) for ordinal in range(_device_count()))
+
+    @property
+    def device_id(self):
+        """int: ordinal of the device."""
+        return self._device_id
+
+    @property
+    def properties(self):
+        """DeviceProperties: what the device is and can do."""
+        if self._properties is None:
+            self._properties = DeviceProperties(self._device_id)
+        return self._properties
+
+    @property
+    def name(self):
+        """str: the device's name, such as ``"NVIDIA H200"``."""
+        cdef char text[256]
+        cdef int ordinal = self._device_id
+        cdef cydriver.CUresult result
+        with nogil:
+            result = cydriver.cuDeviceGetName(text, sizeof(text), ordinal)
+        check(result, b"cuDeviceGetName")
+        return (<const char*>text).decode()
+
+    @property
+    def uuid(self):
+        """str: the device's unique name, in the form 8-4-4-4-12."""
+        cdef cydriver.CUuuid identity
+        cdef int ordinal = self._device_id
+        cdef cydriver.CUresult result
+        with nogil:
+            result = cydriver.cuDeviceGetUuid(&identity, ordinal)
+        check(result, b"cuDeviceGetUuid")
+        text = (<const char*>&identity.bytes[0])[:16].hex()
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+    @property
+    def compute_capability(self):
+        """ComputeCapability: version of the device's instruction set."""
+        return ComputeCapability(
+            self.properties.compute_capability_major, self.properties.compute_capability_minor
+        )
+
+    @property
+    def arch(self):
+        """str: the compute capability as compilers write it, such as ``"90"``."""
+        return f"{self.compute_capability.major}{self.compute_capability.minor}"
+
+    def can_access_peer(self, peer):
+        """Return whether this device can use memory of another.
+
+        Parameters
+        ----------
+        peer : Device or int
+            The other device.
+        """
+        cdef int able = 0
+        cdef int ordinal = self._device_id
+        cdef int other = Device(peer).device_id
+        cdef cydriver.CUresult result
+        with nogil:
+            result = cydriver.cuDeviceCanAccessPeer(&able, ordinal, other)
+        check(result, b"cuDeviceCanAccessPeer")
+        return bool(able)
+
+    # -- the current context ---------------------------------------------------------------------------------------
+
+    def set_current(self, ctx=None):
+        """Make a context of this device current on the calling thread.
+
+        Parameters
+        ----------
+        ctx : Context, optional
+            The context; by default the device's primary one, which lives as long as the process.
+
+        Returns
+        -------
+        Context or None
+            With ``ctx``, the context that was current before. None otherwise.
+        """
+        cdef cydriver.CUcontext context
+        cdef cydriver.CUcontext before = NULL
+        cdef cydriver.CUresult result
+        if ctx is None:
+            context = primary_context(self._device_id)
+        else:
+            if not isinstance(ctx, Context):
+                raise TypeError(f"ctx must be a Context or None, got {type(ctx).__name__}: {ctx!r}")
+            if ctx.is_closed:
+                raise ValueError("ctx has been closed")
+            if ctx.device_id != self._device_id:
+                raise RuntimeError(f"ctx belongs to device {ctx.device_id}, not to device {self._device_id}")
+            before = current_context()
+            context = <cydriver.CUcontext><size_t>int(ctx.handle)
+        with nogil:
+            result = cydriver.cuCtxSetCurrent(context)
+        check(result, b"cuCtxSetCurrent")
+        if ctx is None or before == NULL:
+            return None
+        return wrap_context(before, device_of_context(before))
+
+    def _check_context_initialized(self):
+        _context_of(self)
+
+    @property
+    def context(self):
+        """Context: the context of this device that is current on the calling thread."""
+        return wrap_context(_context_of(self), self._device_id)
+
+    @property
+    def default_stream(self):
+        """Stream: the default stream, which stands for "no stream"."""
+        return default_stream()
+
+    def sync(self):
+        """Wait, without the GIL, until all work in the device's current context has run."""
+        cdef cydriver.CUresult result
+        _context_of(self)
+        with nogil:
+            result = cydriver.cuCtxSynchronize()
+        check(result, b"cuCtxSynchronize")
+
+    # -- what is made on a device ----------------------------------------------------------------------------------
+
+    def create_stream(self, obj=None, options=None):
+        """Create a stream in the device's current context, or wrap one of another library.
+
+        Parameters
+        ----------
+        obj : object with ``__cuda_stream__``, optional
+            The foreign stream to wrap. It is kept alive and never destroyed.
+        options : StreamOptions or dict, optional
+            How to create a new stream.
+
+        Returns
+        -------
+        Stream
+        """
+        cdef cydriver.CUcontext context = _context_of(self)
+        if obj is not None:
+            if options is not None:
+                raise ValueError("obj and options cannot be given together: a wrapped stream is what it is")
+            return _stream.Stream_accept(obj, True)
+        return create_stream(context, self._device_id, options)
+
+    def create_event(self, options=None):
+        """Create an event in the device's current context.
+
+        Parameters
+        ----------
+        options : EventOptions or dict, optional
+            How to create it.
+
+        Returns
+        -------
+        Event
+        """
+        cdef cydriver.CUcontext context = _context_of(self)
+        return create_event(context, self._device_id, options)
+
+    def __int__(self):
+        return self._device_id
+
+    def __repr__(self):
+        return f"<Device {self._device_id}>"
+
+    def __hash__(self):
+        return hash((Device, self._device_id))
+
+    def __eq__(self, other):
+        if not isinstance(other, Device):
+            return NotImplemented
+        return self._device_id == other._device_id
+
+    def __reduce__(self):
+        return (Device, (self._device_id,))
+
+
+cdef cydriver.CUcontext _context_of(object device) except? NULL:
+    """Return the current context if it is one of ``device``."""
+    cdef cydriver.CUcontext context = current_context()
+    if context == NULL or device_of_context(context) != device._device_id:
+        raise CUDAError(
+            f"no context of device {device._device_id} is current on this thread; call Device.set_current() first"
+        )
+    return context
+
+
+# The modules below make devices without importing this one.
+_event.device_factory = Device
+_stream.device_factory = Device
+_virtual_memory_resource.device_factory = Device

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.bindings cimport cydriver
+
+cdef int ensure_driver() except -1
+cdef int check(cydriver.CUresult result, const char* function) except -1
+cdef object error_for(cydriver.CUresult result, const char* function)
+cdef bint is_finalizing() noexcept nogil

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way down to the driver: loading it, and turning its results into exceptions.
+
+Modules above call ``cuda.bindings.cydriver`` themselves, without the GIL, and hand the result to :func:`check`.
+"""
+
+from cuda.bindings cimport cydriver
+
+from cuda.core._errors import CUDAError
+
+cdef extern from "Python.h" nogil:
+    """
+    #if PY_VERSION_HEX >= 0x030D0000
+    #define cuda_core_is_finalizing() Py_IsFinalizing()
+    #else
+    #define cuda_core_is_finalizing() _Py_IsFinalizing()
+    #endif
+    """
+    bint cuda_core_is_finalizing() noexcept
+
+cdef bint _ready = False
+
+_WAY_OUT = (
+    "cuda.core needs an NVIDIA driver with a GPU and found none ({}). To run without a GPU, use the simulated "
+    "driver: install cuda-driver-sim and run `python -m cuda_driver_sim SCRIPT`, or call "
+    "`cuda_driver_sim.activate()` before anything uses CUDA."
+)
+
+
+cdef bint is_finalizing() noexcept nogil:
+    return cuda_core_is_finalizing()
+
+
+cdef object error_for(cydriver.CUresult result, const char* function):
+    """Make the exception for a result. Errors in making it are part of its text, never raised instead of it."""
+    cdef const char* name = NULL
+    cdef const char* text = NULL
+    cdef str where = function.decode()
+    try:
+        cydriver.cuGetErrorName(result, &name)
+        cydriver.cuGetErrorString(result, &text)
+    except Exception as error:  # a driver without these functions; the code still tells
+        where += f"; its name is unknown: {error}"
+    cdef str label = name.decode() if name != NULL else f"CUresult {<int>result}"
+    error = CUDAError(f"{label}: {text.decode() if text != NULL else 'no description'} (answered by {where})")
+    error.result = <int>result
+    error.result_name = label
+    error.function = function.decode()
+    return error
+
+
+cdef int check(cydriver.CUresult result, const char* function) except -1:
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        raise error_for(result, function)
+    return 0
+
+
+cdef int ensure_driver() except -1:
+    """Load and initialise the driver at the first call that needs it.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no driver. The text names the simulated driver as a way out.
+    CUDAError
+        If the driver is there and does not start.
+    """
+    global _ready
+    cdef cydriver.CUresult result
+    if _ready:
+        return 0
+    try:
+        result = cydriver.cuInit(0)
+    except RuntimeError as error:
+        raise RuntimeError(_WAY_OUT.format(error)) from error
+    if result == cydriver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise error_for(result, b"cuInit") from RuntimeError(_WAY_OUT.format("no device"))
+    check(result, b"cuInit")
+    _ready = True
+    return 0

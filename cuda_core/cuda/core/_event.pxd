@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.bindings cimport cydriver
+
+cdef class Event:
+    cdef cydriver.CUevent _event
+    cdef cydriver.CUcontext _context
+    cdef size_t _key
+    cdef readonly int device_id
+    cdef bint _timing
+    cdef bint _blocking
+    cdef object __weakref__
+    cdef int _ensure_open(self) except -1
+
+cdef Event create_event(cydriver.CUcontext context, int device_id, object options)
+cpdef long live_event_handles() noexcept

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA events: marks in a stream that can be waited for and timed."""
+
+from dataclasses import dataclass
+
+from cuda.bindings cimport cydriver
+from libcpp.atomic cimport atomic
+
+from cuda.core._context cimport wrap_context
+from cuda.core._driver cimport check
+
+__all__ = ["Event", "EventOptions"]
+
+cdef atomic[long] _live
+
+# Set by the device module when it is imported; modules below it cannot import it.
+device_factory = None
+
+
+cpdef long live_event_handles() noexcept:
+    """Return the number of driver events that this package owns."""
+    return _live.load()
+
+
+@dataclass
+class EventOptions:
+    """How to create an :class:`Event`.
+
+    Attributes
+    ----------
+    timing_enabled : bool, optional
+        Record times, so that two events can be subtracted.
+    blocking_sync : bool, optional
+        Let :meth:`Event.sync` block the thread instead of polling.
+    ipc_enabled : bool, optional
+        Not in this build: True raises NotImplementedError when the event is created.
+    """
+
+    timing_enabled: bool | None = False
+    blocking_sync: bool | None = False
+    ipc_enabled: bool | None = False
+
+
+cdef object _checked_options(object options):
+    if options is None:
+        return EventOptions()
+    if isinstance(options, dict):
+        return EventOptions(**options)
+    if not isinstance(options, EventOptions):
+        raise TypeError(f"options must be EventOptions, a dict or None, got {type(options).__name__}")
+    return options
+
+
+cdef Event create_event(cydriver.CUcontext context, int device_id, object options):
+    """Create an event in the calling thread's current context, which ``context`` names."""
+    cdef object checked = _checked_options(options)
+    cdef Event self = Event.__new__(Event)
+    cdef unsigned int flags = 0
+    cdef cydriver.CUresult result
+    if checked.ipc_enabled:
+        raise NotImplementedError("events shared between processes are not in this build")
+    if not checked.timing_enabled:
+        flags |= cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+    if checked.blocking_sync:
+        flags |= cydriver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
+    self._timing = bool(checked.timing_enabled)
+    self._blocking = bool(checked.blocking_sync)
+    self._context = context
+    self.device_id = device_id
+    with nogil:
+        result = cydriver.cuEventCreate(&self._event, flags)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        self._event = NULL
+    check(result, b"cuEventCreate")
+    self._key = <size_t>self._event
+    _live.fetch_add(1)
+    return self
+
+
+cdef class Event:
+    """A mark in a stream. Get one from :meth:`Device.create_event` or :meth:`Stream.record`.
+
+    Subtracting two events made with ``timing_enabled=True`` gives the time between them in milliseconds.
+
+    Attributes
+    ----------
+    device_id : int
+        Ordinal of the device whose context the event belongs to.
+
+    Notes
+    -----
+    Methods may be called from any thread. An event that is collected is destroyed like a closed one.
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise RuntimeError("Event objects cannot be made directly; use Device.create_event or Stream.record")
+
+    cdef int _ensure_open(self) except -1:
+        if self._event == NULL:
+            raise RuntimeError("Event has been closed")
+        return 0
+
+    def close(self):
+        """Destroy the event. The driver keeps it until what waits for it has run. Closing twice is harmless.
+
+        Raises
+        ------
+        CUDAError
+            If the driver refuses. The event then stays open.
+        """
+        cdef cydriver.CUevent event = self._event
+        cdef cydriver.CUresult result
+        if event == NULL:
+            return
+        self._event = NULL
+        with nogil:
+            result = cydriver.cuEventDestroy(event)
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            self._event = event
+        check(result, b"cuEventDestroy")
+        _live.fetch_sub(1)
+
+    def __dealloc__(self):
+        if self._event != NULL:
+            with nogil:
+                cydriver.cuEventDestroy(self._event)
+            self._event = NULL
+            _live.fetch_sub(1)
+
+    @property
+    def is_closed(self):
+        """Whether the event has been closed."""
+        return self._event == NULL
+
+    @property
+    def is_timing_enabled(self):
+        """Whether the event records times."""
+        return self._timing
+
+    @property
+    def is_blocking_sync(self):
+        """Whether :meth:`sync` blocks the thread instead of polling."""
+        return self._blocking
+
+    @property
+    def is_ipc_enabled(self):
+        """Whether the event can be opened by another process. Never, in this build."""
+        return False
+
+    @property
+    def is_done(self):
+        """Whether all work before the event has finished. True for an event that was never recorded.
+
+        Raises
+        ------
+        RuntimeError
+            If the event is closed.
+        CUDAError
+            If the driver answers with an error.
+        """
+        cdef cydriver.CUresult result
+        self._ensure_open()
+        with nogil:
+            result = cydriver.cuEventQuery(self._event)
+        if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        check(result, b"cuEventQuery")
+        return True
+
+    def sync(self):
+        """Wait, without the GIL, until all work before the event has finished."""
+        cdef cydriver.CUresult result
+        self._ensure_open()
+        with nogil:
+            result = cydriver.cuEventSynchronize(self._event)
+        check(result, b"cuEventSynchronize")
+
+    @property
+    def handle(self):
+        """The ``CUevent`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
+        from cuda.bindings import driver
+
+        return driver.CUevent(<size_t>self._event)
+
+    @property
+    def context(self):
+        """The context that the event was created in."""
+        return wrap_context(self._context, self.device_id)
+
+    @property
+    def device(self):
+        """The device of the event's context."""
+        return device_factory(self.device_id)
+
+    def __sub__(self, other):
+        cdef float milliseconds = 0
+        cdef Event later, earlier
+        cdef cydriver.CUresult result
+        if not isinstance(self, Event) or not isinstance(other, Event):
+            return NotImplemented
+        later, earlier = self, other
+        later._ensure_open()
+        earlier._ensure_open()
+        if not (later._timing and earlier._timing):
+            raise RuntimeError("both events must be created with timing_enabled=True to be subtracted")
+        with nogil:
+            result = cydriver.cuEventElapsedTime(&milliseconds, earlier._event, later._event)
+        if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
+            raise RuntimeError("an event has not completed yet; call sync() on the later one first")
+        if result == cydriver.CUresult.CUDA_ERROR_INVALID_HANDLE:
+            raise RuntimeError("both events must be recorded before they can be subtracted")
+        check(result, b"cuEventElapsedTime")
+        return milliseconds
+
+    def __eq__(self, other):
+        if not isinstance(other, Event):
+            return NotImplemented
+        return self is other or (self._event != NULL and self._event == (<Event>other)._event)
+
+    def __hash__(self):
+        return hash((type(self), self._key))
+
+    def __repr__(self):
+        state = " closed" if self._event == NULL else ""
+        return f"<Event handle={self._key:#x} device={self.device_id}{state}>"

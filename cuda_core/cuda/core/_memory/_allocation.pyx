@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of an allocation: the recipe for its free, and the way to its ownership word.
+
+The record is the C base class of ``Buffer``. It keeps everything that a free needs (address, size, resource, stream,
+range), so that a buffer can be returned after the program has dropped all of those.
+"""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp.atomic cimport atomic
+
+from cuda.core._memory._ownership cimport (
+    CLAIM_MASK,
+    EVENT_USE,
+    STATE_OWNED,
+    STATE_RELEASED,
+    STATE_TRANSFERRED,
+    TAKER_GROWN,
+    TAKER_MASK,
+    VERDICT_CLAIMED,
+    VERDICT_CLOSED,
+    VERDICT_GO,
+    VERDICT_HAS_LOANS,
+    VERDICT_NOT_OWNER,
+    fresh,
+    state_of,
+    step,
+)
+from cuda.core._memory._virtual_range cimport VirtualRange, live_parts
+from cuda.core._stream cimport release_stream
+
+from cuda.core._errors import OwnershipError
+from cuda.core._memory._ownership import Ownership, TransferredTo
+
+cdef atomic[uint64_t] _serial
+cdef atomic[long] _live
+
+
+def live_memory():
+    """Return how many records must still return something, and what the ranges among them hold."""
+    counts = live_parts()
+    counts["buffers"] = _live.load()
+    return counts
+
+
+cdef void record_ended() noexcept nogil:
+    """Count one record less: what it owned was returned, or passed to loans or to another record."""
+    _live.fetch_sub(1)
+
+
+# No gc_clear: the word of a range lies inside the range object, and both must outlive the last look at the word,
+# which __dealloc__ takes.
+@cython.no_gc_clear
+cdef class Record:
+    """The C side of a buffer. Made by resources, never by users."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.word = &self.own_word
+        self.own_word.store(fresh(STATE_RELEASED, 0))
+        self.device_id = -1
+        self.serial = _serial.fetch_add(1) + 1
+
+    def __dealloc__(self):
+        if self.state() == STATE_OWNED:
+            _live.fetch_sub(1)  # lost on purpose: its release failed, or the interpreter is going
+        release_stream(self.stream)
+        self.stream = NULL
+
+    cdef void begin(self, int state, VirtualRange range, uint32_t epoch) noexcept:
+        """Enter the first state. With a range, the range's word counts, for the holder of this epoch."""
+        if range is None:
+            self.own_word.store(fresh(state, 0))
+        else:
+            self.range = range
+            self.word = &range.word
+            self.epoch = epoch
+        if state == STATE_OWNED:
+            _live.fetch_add(1)
+
+    cdef int state(self) noexcept nogil:
+        return state_of(self.word.load(), self.epoch)
+
+    cdef int taker(self) noexcept nogil:
+        """Return who took the allocation over, 0 unless it is TRANSFERRED."""
+        cdef uint64_t bits = self.word.load()
+        if state_of(bits, self.epoch) != STATE_TRANSFERRED:
+            return 0
+        if <uint32_t>(bits >> 40) != self.epoch:
+            return TAKER_GROWN  # only a grow leaves a holder behind
+        return (bits & TAKER_MASK) >> 6
+
+    cdef int apply(self, int event) noexcept nogil:
+        return step(self.word, self.epoch, event)
+
+    cdef unsigned long claiming_thread(self) noexcept nogil:
+        return self.claimant if self.word == &self.own_word else (<VirtualRange>self.range).claimant
+
+    cdef void set_claiming_thread(self, unsigned long thread) noexcept nogil:
+        if self.word == &self.own_word:
+            self.claimant = thread
+        else:
+            (<VirtualRange>self.range).claimant = thread
+
+    cdef int ensure_usable(self) except -1:
+        """Raise OwnershipError unless the buffer is open and nobody is releasing or moving it."""
+        cdef int verdict = self.apply(EVENT_USE)
+        if verdict != VERDICT_GO:
+            raise self.refusal(verdict, "used")
+        return 0
+
+    cdef object refusal(self, int verdict, str what):
+        """Make the error for an event that the machine refused."""
+        if verdict == VERDICT_CLOSED:
+            if self.state() == STATE_RELEASED:
+                return OwnershipError(f"Buffer has been closed: it is RELEASED ({self.describe()})")
+            taker = TransferredTo(self.taker()).name
+            went = f" into buffer #{self.taker_serial}" if self.taker_serial else ""
+            return OwnershipError(f"Buffer has been closed: it is TRANSFERRED, {taker}{went} ({self.describe()})")
+        if verdict == VERDICT_NOT_OWNER:
+            return OwnershipError(f"a BORROWED buffer cannot be {what}: somebody else owns it ({self.describe()})")
+        if verdict == VERDICT_HAS_LOANS:
+            return BufferError(f"the buffer cannot be {what} while loans on it are open ({self.describe()})")
+        if verdict == VERDICT_CLAIMED:
+            doing = "released" if (self.word.load() & CLAIM_MASK) == 4 else "moved"
+            return OwnershipError(
+                f"the buffer cannot be {what} while another call is having it {doing} ({self.describe()})"
+            )
+        return OwnershipError(f"the buffer cannot be {what} (verdict {verdict}; {self.describe()})")
+
+    cdef void forget(self) noexcept:
+        """Drop what the free needed, once it is done or passed on."""
+        cdef StreamHandle* stream = self.stream
+        self.stream = NULL
+        self.resource = None
+        self.owner = None
+        with nogil:
+            release_stream(stream)
+
+    cdef str describe(self):
+        resource = f" of {type(self.resource).__name__}" if self.resource is not None else ""
+        return f"buffer #{self.serial}, {self.size} bytes at {<size_t>self.pointer:#x}{resource}"
+
+    @property
+    def ownership(self):
+        """Ownership: who must return the allocation. Readable in every state, from every thread."""
+        return _STATES[self.state()]
+
+    @property
+    def transferred_to(self):
+        """TransferredTo or None: who took the allocation over, for a TRANSFERRED buffer."""
+        cdef int taker = self.taker()
+        return TransferredTo(taker) if taker else None
+
+    @property
+    def loans(self):
+        """int: how many exports of this memory are open."""
+        return (self.word.load() >> 16) & 0xFFFFFF
+
+
+_STATES = tuple(Ownership(number) for number in range(4))

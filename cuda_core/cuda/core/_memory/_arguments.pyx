@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the numbers that users give, made before anything is done with them."""
+
+import operator
+
+from libc.stdint cimport uintptr_t
+
+# One limit for all sizes. It leaves room for rounding up and for the signed sizes of other libraries.
+cdef object _LARGEST = 2**63 - 1
+
+
+cdef size_t size_argument(object value, str name) except? 0xFFFFFFFF:
+    """Return a size in bytes.
+
+    Raises
+    ------
+    TypeError
+        If ``value`` is not an integer. A bool counts as none: it is a mistake wherever a size is meant.
+    ValueError
+        If it is negative.
+    OverflowError
+        If it is larger than 2**63 - 1.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}") from None
+    if number < 0:
+        raise ValueError(f"{name} must not be negative, got {number}")
+    if number > _LARGEST:
+        raise OverflowError(f"{name} must be at most 2**63 - 1, got {number}")
+    return number
+
+
+cdef size_t round_up(size_t size, size_t granularity, str name) except? 0xFFFFFFFF:
+    """Round a checked size up to a multiple of ``granularity``, a power of two."""
+    if size > <size_t>_LARGEST - (granularity - 1):
+        raise OverflowError(f"{name} rounded up to {granularity} bytes is more than 2**63 - 1, got {size}")
+    return (size + granularity - 1) & ~(granularity - 1)
+
+
+cdef uintptr_t pointer_argument(object value, str name) except? 0xFFFFFFFF:
+    """Return an address given as an integer, a ``CUdeviceptr`` or None (0)."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or isinstance(value, float):
+        raise TypeError(f"{name} must be an address, got {value!r}")
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be an address, got {type(value).__name__}: {value!r}") from None
+    if number < 0:
+        raise ValueError(f"{name} must not be negative, got {number}")
+    if number >= 2**64:
+        raise OverflowError(f"{name} must fit into 64 bits, got {number}")
+    return number

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint32_t, uintptr_t
+
+from cuda.core._memory._allocation cimport Deleter, Record
+from cuda.core._memory._virtual_range cimport VirtualRange
+from cuda.core._stream cimport StreamHandle
+
+cdef class Buffer(Record):
+    cdef object __weakref__
+
+cdef class MemoryResource:
+    cdef Deleter deleter
+    cdef object __weakref__
+    cdef int own(self, Buffer buffer) except -1
+
+cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream)
+cdef int ask_python(Record record, StreamHandle* order) except -1

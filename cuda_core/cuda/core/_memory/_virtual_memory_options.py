@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a :class:`VirtualMemoryResource` allocates: options that are checked when given and when assigned."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+
+from cuda.core.typing import (
+    VirtualMemoryAccessType,
+    VirtualMemoryAllocationType,
+    VirtualMemoryGranularityType,
+    VirtualMemoryHandleType,
+    VirtualMemoryLocationType,
+)
+
+__all__ = ["VirtualMemoryResourceOptions"]
+
+_LARGEST = 2**63 - 1
+_NO_PLACE_TO_SHARE = (VirtualMemoryLocationType.HOST,)
+
+
+def _one_of(name: str, kind: type, *, optional: bool = False) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be a string{' or None' if optional else ''}, got {value!r}")
+        try:
+            return kind(value)
+        except ValueError:
+            known = ", ".join(repr(member.value) for member in kind)
+            raise ValueError(f"{name} must be one of {known}, got {value!r}") from None
+
+    return convert
+
+
+def _bytes(name: str, *, optional: bool = False) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        if isinstance(value, bool):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be an integer, got {value!r}") from None
+        if number < 0:
+            raise ValueError(f"{name} must not be negative, got {number}")
+        if number > _LARGEST:
+            raise OverflowError(f"{name} must be at most 2**63 - 1, got {number}")
+        return number
+
+    return convert
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"gpu_direct_rdma must be True or False, got {value!r}")
+    return value
+
+
+def _device_ordinals(value: Any) -> tuple[int, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"peers must be device ordinals or devices, got {value!r}")
+    ordinals = []
+    for peer in value:
+        number = getattr(peer, "device_id", peer)
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"peers must be device ordinals or devices, got {peer!r}")
+        if number < 0:
+            raise ValueError(f"peers must not be negative, got {number}")
+        if number not in ordinals:
+            ordinals.append(number)
+    return tuple(ordinals)
+
+
+def _check_allocation_type(value: VirtualMemoryAllocationType) -> None:
+    if value is VirtualMemoryAllocationType.MANAGED:
+        raise ValueError("allocation_type 'managed' is refused by every driver for virtual memory; use 'pinned'")
+
+
+def _check_handle_type(value: VirtualMemoryHandleType | None) -> None:
+    if value is VirtualMemoryHandleType.WIN32_KMT:
+        raise ValueError(f"handle_type {value.value!r} exists on Windows only; use 'posix_fd', 'fabric' or None")
+
+
+def _check_alignment(value: int | None) -> None:
+    if value is not None and (value == 0 or value & (value - 1)):
+        raise ValueError(f"addr_align must be a power of two, got {value}")
+
+
+def _check_sharing(location: VirtualMemoryLocationType, handle: VirtualMemoryHandleType | None) -> None:
+    if location in _NO_PLACE_TO_SHARE and handle is not None:
+        raise ValueError(
+            f"location_type {location.value!r} has no shareable handles; give handle_type=None with it, "
+            f"got {handle.value!r}"
+        )
+
+
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "allocation_type": _check_allocation_type,
+    "handle_type": _check_handle_type,
+    "addr_align": _check_alignment,
+}
+
+
+def _on_assignment(options: VirtualMemoryResourceOptions, field: attrs.Attribute[Any], value: Any) -> Any:
+    converted = field.converter(value) if field.converter is not None else value
+    check = _CHECKS.get(field.name)
+    if check is not None:
+        check(converted)
+    if field.name == "location_type":
+        _check_sharing(converted, options.handle_type)
+    elif field.name == "handle_type":
+        _check_sharing(options.location_type, converted)
+    object.__setattr__(options, "_revision", options._revision + 1)
+    return converted
+
+
+@attrs.define(slots=False, on_setattr=_on_assignment)
+class VirtualMemoryResourceOptions:
+    """How to allocate virtual memory. Every value is checked when it is given and when it is assigned.
+
+    Attributes
+    ----------
+    allocation_type : VirtualMemoryAllocationType or str
+        ``"pinned"``. ``"managed"`` is refused: no driver makes managed virtual memory.
+    location_type : VirtualMemoryLocationType or str
+        Where the physical memory lies: ``"device"``, ``"host"`` (needs ``handle_type=None``), ``"host_numa"`` (the
+        node nearest to the device) or ``"host_numa_current"`` (the node of the thread that allocates).
+    handle_type : VirtualMemoryHandleType, str or None
+        How chunks could be handed to other processes: ``"posix_fd"``, ``"fabric"``, or None for not at all.
+    granularity : VirtualMemoryGranularityType or str
+        Which granularity sizes are rounded to: ``"recommended"`` or ``"minimum"``.
+    gpu_direct_rdma : bool
+        Make memory that network cards can reach. The device must support it for virtual memory.
+    addr_hint : int or None
+        Address to try to begin at, 0 or None for any. A hint that is taken is ignored, not refused.
+    addr_align : int or None
+        Alignment of the address in bytes, a power of two; None takes the granularity.
+    peers : iterable of int or Device
+        Other devices that may use the memory.
+    self_access : VirtualMemoryAccessType, str or None
+        What the memory's own place may do with it: ``"rw"``, ``"r"`` or None.
+    peer_access : VirtualMemoryAccessType, str or None
+        What the peers may do with it.
+    reserve_size : int
+        Bytes of address space to reserve for each buffer, where that is more than its size. Growing up to it keeps
+        the address for certain and waits for nothing. Reserving costs no memory. By default no more than the size.
+
+    Raises
+    ------
+    TypeError
+        If a value has the wrong type.
+    ValueError
+        If a value is unknown, negative, refused by every driver, or an alignment that is not a power of two.
+    OverflowError
+        If a number is more than 2**63 - 1.
+
+    Examples
+    --------
+    >>> options = VirtualMemoryResourceOptions(reserve_size=1 << 30)
+    >>> options.addr_align = 3
+    Traceback (most recent call last):
+        ...
+    ValueError: addr_align must be a power of two, got 3
+    """
+
+    allocation_type: VirtualMemoryAllocationType = attrs.field(
+        default=VirtualMemoryAllocationType.PINNED,
+        converter=_one_of("allocation_type", VirtualMemoryAllocationType),
+    )
+    location_type: VirtualMemoryLocationType = attrs.field(
+        default=VirtualMemoryLocationType.DEVICE,
+        converter=_one_of("location_type", VirtualMemoryLocationType),
+    )
+    handle_type: VirtualMemoryHandleType | None = attrs.field(
+        default=VirtualMemoryHandleType.POSIX_FD,
+        converter=_one_of("handle_type", VirtualMemoryHandleType, optional=True),
+    )
+    granularity: VirtualMemoryGranularityType = attrs.field(
+        default=VirtualMemoryGranularityType.RECOMMENDED,
+        converter=_one_of("granularity", VirtualMemoryGranularityType),
+    )
+    gpu_direct_rdma: bool = attrs.field(default=False, converter=_flag)
+    addr_hint: int | None = attrs.field(default=0, converter=_bytes("addr_hint", optional=True))
+    addr_align: int | None = attrs.field(default=None, converter=_bytes("addr_align", optional=True))
+    peers: tuple[int, ...] = attrs.field(default=(), converter=_device_ordinals)
+    self_access: VirtualMemoryAccessType | None = attrs.field(
+        default=VirtualMemoryAccessType.READ_WRITE,
+        converter=_one_of("self_access", VirtualMemoryAccessType, optional=True),
+    )
+    peer_access: VirtualMemoryAccessType | None = attrs.field(
+        default=VirtualMemoryAccessType.READ_WRITE,
+        converter=_one_of("peer_access", VirtualMemoryAccessType, optional=True),
+    )
+    reserve_size: int = attrs.field(default=0, converter=_bytes("reserve_size"))
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "_revision", 0)
+        for name, check in _CHECKS.items():
+            check(getattr(self, name))
+        _check_sharing(self.location_type, self.handle_type)
+
+    @classmethod
+    def _accept(cls, value: Any, name: str) -> VirtualMemoryResourceOptions:
+        """Return options given as an object, as a dict of its fields, or as None for the defaults."""
+        if value is None:
+            return cls()
+        if isinstance(value, dict):
+            unknown = [key for key in value if key not in attrs.fields_dict(cls)]
+            if unknown:
+                raise TypeError(f"{name} has no option {unknown[0]!r}; known are {', '.join(attrs.fields_dict(cls))}")
+            return cls(**value)
+        if not isinstance(value, cls):
+            raise TypeError(f"{name} must be {cls.__name__}, a dict or None, got {type(value).__name__}: {value!r}")
+        return value

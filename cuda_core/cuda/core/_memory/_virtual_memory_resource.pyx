@@ -1,0 +1,623 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``VirtualMemoryResource``: buffers on virtual memory, which can grow."""
+
+cimport cython
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.string cimport memset
+from libcpp.memory cimport make_shared
+from libcpp.vector cimport vector
+
+from cuda.core._driver cimport check, ensure_driver, error_for, is_finalizing
+from cuda.core._memory._allocation cimport Record, record_ended
+from cuda.core._memory._arguments cimport pointer_argument, round_up, size_argument
+from cuda.core._memory._buffer cimport Buffer, MemoryResource, new_buffer
+from cuda.core._memory._ownership cimport (
+    CLAIM_MASK,
+    EVENT_ABORT_TRANSFER,
+    EVENT_BEGIN_GROW,
+    LOANS_MASK,
+    STATE_BORROWED,
+    STATE_OWNED,
+    VERDICT_GO,
+    VERDICT_NOT_OWNER,
+    commit_shared_transfer,
+    fresh,
+)
+from cuda.core._memory._release cimport ensure_not_capturing, report, wait_for_order
+from cuda.core._memory._virtual_range cimport (
+    GROW_ELSEWHERE,
+    GROW_FAILED,
+    GROWN,
+    ChunkRequest,
+    Failure,
+    VirtualRange,
+    parts_are_empty,
+)
+from cuda.core._stream cimport Stream_accept, StreamHandle, bind_stream, retain_stream
+
+from cuda.core._errors import OwnershipError
+from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
+from cuda.core.typing import (
+    VirtualMemoryAccessType,
+    VirtualMemoryGranularityType,
+    VirtualMemoryHandleType,
+    VirtualMemoryLocationType,
+)
+
+__all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+
+cdef extern from "<sched.h>" nogil:
+    int getcpu(unsigned int* cpu, unsigned int* node)
+
+# Set by the device module when it is imported; modules below it cannot import it.
+device_factory = None
+
+_LOCATIONS = {
+    VirtualMemoryLocationType.DEVICE: cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE,
+    VirtualMemoryLocationType.HOST: cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST,
+    # The driver refuses to allocate at "current" itself, so the node is named.
+    VirtualMemoryLocationType.HOST_NUMA: cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA,
+    VirtualMemoryLocationType.HOST_NUMA_CURRENT: cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA,
+}
+_HANDLES = {
+    None: cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE,
+    VirtualMemoryHandleType.POSIX_FD: cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    VirtualMemoryHandleType.FABRIC: cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC,
+}
+_RIGHTS = {
+    VirtualMemoryAccessType.READ_WRITE: cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    VirtualMemoryAccessType.READ: cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ,
+}
+
+
+cdef int _attribute(int ordinal, cydriver.CUdevice_attribute attribute) except? -1:
+    cdef int value = 0
+    cdef cydriver.CUresult result
+    with nogil:
+        result = cydriver.cuDeviceGetAttribute(&value, attribute, ordinal)
+    check(result, b"cuDeviceGetAttribute")
+    return value
+
+
+cdef int _device_argument(object device) except -1:
+    """Return the ordinal of a device given as a number or as anything with a ``device_id``."""
+    cdef int count = 0
+    cdef cydriver.CUresult result
+    number = getattr(device, "device_id", device)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"device_id must be a Device or an integer, got {type(device).__name__}: {device!r}")
+    if number < 0:
+        raise ValueError(f"device_id must not be negative, got {number}")
+    ensure_driver()
+    with nogil:
+        result = cydriver.cuDeviceGetCount(&count)
+    check(result, b"cuDeviceGetCount")
+    if number >= count:
+        raise ValueError(f"device_id must be below the number of devices, {count}, got {number}")
+    return number
+
+
+cdef int _return_range(Record record, StreamHandle* order) except -1:
+    """The deleter of virtual memory: after the ordering stream, every part of the range by its own record."""
+    cdef VirtualMemoryResource resource = record.resource
+    return resource_returns_range(resource, record.range, order)
+
+
+cdef int resource_returns_range(VirtualMemoryResource resource, VirtualRange range_, StreamHandle* order) except -1:
+    cdef Failure failure
+    cdef bint done
+    cdef object base
+    failure.function = NULL
+    if not range_.is_empty():
+        wait_for_order(order)
+        # The entry goes before the free: the moment the addresses are free, they may be another buffer's.
+        base = <size_t>range_.base
+        resource._ranges.pop(base, None)
+        with nogil:
+            done = range_.return_all(&failure)
+        if not done:
+            resource._ranges[base] = range_
+            raise error_for(failure.result, failure.function)
+    resource._retry_leftovers()
+    return 0
+
+
+# No gc_clear: a buffer that is collected together with its resource still needs the resource's tables.
+@cython.no_gc_clear
+cdef class VirtualMemoryResource(MemoryResource):
+    """Allocates virtual memory: physical chunks mapped into reserved address space. Its buffers can grow.
+
+    Parameters
+    ----------
+    device_id : Device or int
+        The device, also for memory at the host: it is the one whose nearest NUMA node ``"host_numa"`` means.
+    config : VirtualMemoryResourceOptions or dict, optional
+        How to allocate.
+
+    Attributes
+    ----------
+    config : VirtualMemoryResourceOptions
+        The options that were given. Assigning to one of them changes later allocations.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong, or names a device that is not there.
+    RuntimeError
+        If the device cannot do what the options ask for, or there is no driver.
+
+    Notes
+    -----
+    Safe from any thread. Allocating and freeing are not stream-ordered by the driver: a release waits, without the
+    GIL, for the stream that was recorded, and returns everything before it returns.
+
+    Examples
+    --------
+    >>> mr = VirtualMemoryResource(0)  # doctest: +SKIP
+    >>> small = mr.allocate(2 << 20, stream=stream)
+    >>> large = mr.modify_allocation(small, 64 << 20)
+    >>> small.ownership, large.ownership
+    (<Ownership.TRANSFERRED: 3>, <Ownership.OWNED: 1>)
+    >>> large.close()
+    <CloseResult.DONE: 0>
+    """
+
+    def __cinit__(self, *args, **kwargs):
+        self._ranges = {}
+        self._leftovers = []
+        self._revision = -1
+        self._ordinal = -1
+        # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
+        if type(self) is VirtualMemoryResource:
+            self.deleter = _return_range
+
+    def __init__(self, device_id, config=None):
+        options = VirtualMemoryResourceOptions._accept(config, "config")
+        cdef int ordinal = _device_argument(device_id)
+        cdef tuple facts = _facts_of(ordinal)
+        _check_fit(ordinal, facts, options)
+        self._ordinal = ordinal
+        self._facts = facts
+        self.config = options
+        self._refresh()
+
+    def __dealloc__(self):
+        cdef Failure ignored
+        cdef VirtualRange range_
+        ignored.function = NULL
+        if self._leftovers and not is_finalizing():
+            for range_ in self._leftovers:
+                range_.return_all(&ignored)
+
+    # -- configuration ---------------------------------------------------------------------------------------------
+
+    cdef int _prepare(self, object options, ChunkRequest* request, size_t* granularity) except -1:
+        """Turn options into what the driver wants, and ask it for the granularity."""
+        cdef cydriver.CUmemAccessDesc description
+        cdef cydriver.CUresult result
+        cdef unsigned int node = 0
+        cdef cydriver.CUmemAllocationGranularity_flags flag = (
+            cydriver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+            if options.granularity == VirtualMemoryGranularityType.MINIMUM
+            else cydriver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        )
+        if self._ordinal < 0:
+            raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
+        memset(&request.properties, 0, sizeof(request.properties))
+        location = options.location_type
+        request.properties.type = cydriver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        request.properties.location.type = <cydriver.CUmemLocationType><int>_LOCATIONS[location]
+        request.properties.location.id = self._ordinal
+        if location == VirtualMemoryLocationType.HOST:
+            request.properties.location.id = 0
+        elif location == VirtualMemoryLocationType.HOST_NUMA:
+            request.properties.location.id = max(
+                _attribute(self._ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID), 0
+            )
+        elif location == VirtualMemoryLocationType.HOST_NUMA_CURRENT:
+            if getcpu(NULL, &node) != 0:
+                raise OSError("the operating system did not tell the NUMA node of this thread")
+            request.properties.location.id = node
+        request.properties.requestedHandleTypes = (
+            <cydriver.CUmemAllocationHandleType><int>_HANDLES[options.handle_type]
+        )
+        request.properties.allocFlags.gpuDirectRDMACapable = options.gpu_direct_rdma
+        request.rights = make_shared[vector[cydriver.CUmemAccessDesc]]()
+        if options.self_access is not None:
+            description.location = request.properties.location
+            description.flags = <cydriver.CUmemAccess_flags><int>_RIGHTS[options.self_access]
+            request.rights.get().push_back(description)
+        if options.peer_access is not None:
+            for peer in options.peers:
+                if location == VirtualMemoryLocationType.DEVICE and peer == self._ordinal:
+                    continue
+                description.location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+                description.location.id = peer
+                description.flags = <cydriver.CUmemAccess_flags><int>_RIGHTS[options.peer_access]
+                request.rights.get().push_back(description)
+        with nogil:
+            result = cydriver.cuMemGetAllocationGranularity(granularity, &request.properties, flag)
+        check(result, b"cuMemGetAllocationGranularity")
+        return 0
+
+    cdef int _refresh(self) except -1:
+        """Prepare the resource's own request again if an option was assigned since."""
+        cdef ChunkRequest request
+        cdef size_t granularity = 0
+        cdef int revision
+        if self.config is None:
+            raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
+        revision = self.config._revision
+        # The node of "host_numa_current" is the calling thread's, so it is looked up each time.
+        if revision == self._revision and self.config.location_type != VirtualMemoryLocationType.HOST_NUMA_CURRENT:
+            return 0
+        _check_fit(self._ordinal, self._facts, self.config)
+        self._prepare(self.config, &request, &granularity)
+        self._request = request
+        self._granularity = granularity
+        self._revision = revision
+        return 0
+
+    @property
+    def device(self):
+        """Device or None: the device whose memory is allocated; None for memory of the host."""
+        if self.config.location_type != VirtualMemoryLocationType.DEVICE:
+            return None
+        return device_factory(self._ordinal)
+
+    @property
+    def device_id(self):
+        """int: ordinal of the device whose memory is allocated; -1 for memory of the host."""
+        return self._ordinal if self.config.location_type == VirtualMemoryLocationType.DEVICE else -1
+
+    @property
+    def is_device_accessible(self):
+        """bool: whether a device can use the memory, by its own or a peer's rights."""
+        if self.config.location_type == VirtualMemoryLocationType.DEVICE:
+            return True
+        return bool(self.config.peers) and self.config.peer_access is not None
+
+    @property
+    def is_host_accessible(self):
+        """bool: whether the host can use the memory."""
+        return self.config.location_type != VirtualMemoryLocationType.DEVICE
+
+    def __repr__(self):
+        place = f"device {self._ordinal}" if self.device_id >= 0 else self.config.location_type.value
+        return f"<{type(self).__name__} on {place}, {len(self._ranges)} ranges>"
+
+    # -- allocation ------------------------------------------------------------------------------------------------
+
+    def allocate(self, size, *, stream=None):
+        """Allocate a buffer.
+
+        Parameters
+        ----------
+        size : int
+            Bytes wanted; rounded up to the granularity. 0 gives an empty buffer without any driver call.
+        stream : Stream, optional
+            The stream to record: the release waits for it. Without one, the release waits for everything in the
+            releasing thread's current context.
+
+        Returns
+        -------
+        Buffer
+            The new buffer, OWNED. Its memory is usable at once.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If ``size`` is not an integer, negative or too large, or ``stream`` is no stream. No driver call is made.
+        CUDAError
+            If the driver refuses. Everything done by then is undone.
+        """
+        cdef size_t wanted = size_argument(size, "size")
+        cdef size_t rounded, reserved
+        cdef StreamHandle* order = NULL
+        cdef VirtualRange range_
+        cdef Buffer buffer
+        cdef Failure failure
+        cdef ChunkRequest request
+        cdef bint done
+        cdef size_t alignment
+        cdef uintptr_t hint
+        failure.function = NULL
+        if stream is not None:
+            order = bind_stream(Stream_accept(stream))
+        # From here on the buffer holds the stream's reference, and an exception lets it go.
+        buffer = new_buffer(0, 0, self, self._ordinal, order)
+        range_ = VirtualRange.__new__(VirtualRange)
+        range_.word.store(fresh(STATE_OWNED, 0))
+        if wanted == 0:
+            buffer.begin(STATE_OWNED, range_, 0)
+            return buffer
+        self._refresh()
+        rounded = round_up(wanted, self._granularity, "size")
+        reserved = max(rounded, round_up(self.config.reserve_size, self._granularity, "reserve_size"))
+        alignment = self.config.addr_align or self._granularity
+        hint = self.config.addr_hint or 0
+        request = self._request
+        request.size = rounded
+        self._retry_leftovers()
+        with nogil:
+            done = range_.move(reserved, alignment, hint, &request, &failure)
+        if not done:
+            raise self._failed(range_, failure)
+        buffer.pointer = range_.base
+        buffer.size = rounded
+        buffer.begin(STATE_OWNED, range_, 0)
+        self._ranges[<size_t>range_.base] = range_
+        return buffer
+
+    cdef object _failed(self, VirtualRange range_, Failure failure):
+        """Make the error of a failed allocation and keep what could not be undone."""
+        error = error_for(failure.result, failure.function)
+        if not range_.is_empty():
+            self._leftovers.append(range_)
+            report(
+                f"{type(self).__name__} on device {self._ordinal} could not undo all of a failed allocation "
+                f"({failure.function.decode()} failed first); it tries again at its next use"
+            )
+        return error
+
+    cdef int _retry_leftovers(self) except -1:
+        """Try again to return what failed allocations could not undo. Quiet: the failure was told when it happened."""
+        cdef VirtualRange range_
+        cdef Failure ignored
+        cdef list kept
+        cdef bint done
+        if not self._leftovers:
+            return 0
+        leftovers, self._leftovers = self._leftovers, []
+        kept = []
+        for range_ in leftovers:
+            ignored.function = NULL
+            with nogil:
+                done = range_.return_all(&ignored)
+            if not done:
+                kept.append(range_)
+        self._leftovers.extend(kept)
+        return 0
+
+    cdef int own(self, Buffer buffer) except -1:
+        """Own memory that exists: one reservation with one mapping of exactly the buffer's address and size."""
+        cdef VirtualRange range_ = VirtualRange.__new__(VirtualRange)
+        if <size_t>buffer.pointer in self._ranges:
+            raise OwnershipError(
+                f"an open buffer of this {type(self).__name__} owns {<size_t>buffer.pointer:#x} already"
+            )
+        range_.word.store(fresh(STATE_OWNED, 0))
+        if buffer.size:
+            range_.adopt(buffer.pointer, buffer.size)
+            self._ranges[<size_t>buffer.pointer] = range_
+        buffer.begin(STATE_OWNED, range_, 0)
+        return 0
+
+    def deallocate(self, ptr, size, *, stream=None):
+        """Free an allocation by its address. Buffers do this by themselves; a subclass calls it from its own.
+
+        Parameters
+        ----------
+        ptr : int
+            Where the allocation begins.
+        size : int
+            Its size in bytes, used for addresses that this resource does not know.
+        stream : Stream, optional
+            What to wait for first.
+
+        Raises
+        ------
+        OwnershipError
+            If an open buffer owns the address. Close the buffer instead.
+        CUDAError
+            If the driver refuses. Nothing is lost: what remains can be freed by the same call.
+
+        Notes
+        -----
+        An address that this resource does not know is freed as told: one unmap and one address free of exactly
+        ``size`` bytes.
+        """
+        cdef uintptr_t address = pointer_argument(ptr, "ptr")
+        cdef size_t bytes_ = size_argument(size, "size")
+        cdef StreamHandle* order = NULL
+        cdef VirtualRange range_
+        cdef Failure failure
+        cdef uint64_t bits
+        cdef bint done
+        failure.function = NULL
+        if stream is not None:
+            order = Stream_accept(stream)._handle
+        if address == 0:
+            return
+        range_ = self._ranges.get(<size_t>address)
+        if range_ is None:
+            ensure_driver()
+            range_ = VirtualRange.__new__(VirtualRange)
+            range_.adopt(address, bytes_)
+            wait_for_order(order)
+            with nogil:
+                done = range_.return_all(&failure)
+            if not done:
+                range_.abandon()
+                raise error_for(failure.result, failure.function)
+            return
+        bits = range_.word.load()
+        if bits & CLAIM_MASK and range_.claimant != PyThread_get_thread_ident():
+            raise OwnershipError(f"another call is releasing or moving the allocation at {<size_t>address:#x}")
+        if not bits & CLAIM_MASK and bits & 3 == STATE_OWNED:
+            raise OwnershipError(
+                f"an open buffer owns the allocation at {<size_t>address:#x}; close the buffer instead"
+            )
+        resource_returns_range(self, range_, order)
+
+    # -- growth ----------------------------------------------------------------------------------------------------
+
+    def modify_allocation(self, buf, new_size, config=None):
+        """Grow a buffer. The allocation moves to a new buffer, and ``buf`` becomes TRANSFERRED.
+
+        Parameters
+        ----------
+        buf : Buffer
+            An OWNED buffer of this resource.
+        new_size : int
+            Bytes wanted in all; rounded up to the granularity.
+        config : VirtualMemoryResourceOptions or dict, optional
+            How to allocate what is added, by default as the resource does. It must keep the location, and it is
+            not stored.
+
+        Returns
+        -------
+        Buffer
+            A new buffer with the same contents at its start. ``buf`` itself, if it is large enough already.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If an argument is wrong, or ``buf`` belongs to another resource. No driver call is made.
+        OwnershipError
+            If ``buf`` is BORROWED, closed, transferred, or being released or grown by another thread.
+        CUDAError
+            If the driver refuses. ``buf`` is then exactly what it was.
+
+        Notes
+        -----
+        In this order: inside the reservation, the new memory is mapped behind the old; where the driver gives the
+        addresses behind the reservation, likewise. In both cases the address stays and nothing waits. Otherwise a
+        larger reservation is made and every chunk is mapped into it a second time; no byte is copied. The old
+        addresses are returned after the recorded stream; if that fails, the new buffer is returned all the same, the
+        failure is reported once as a ``CUDAWarning``, and the next close tries again.
+
+        Work that uses the old address must be in the recorded stream, or finished.
+        """
+        cdef Buffer old, new
+        cdef VirtualRange range_
+        cdef ChunkRequest request
+        cdef Failure failure
+        cdef size_t wanted, rounded, granularity = 0, target, alignment, more
+        cdef int verdict, outcome = GROW_ELSEWHERE
+        cdef object base = None
+        cdef bint moved = False
+        if not isinstance(buf, Buffer):
+            raise TypeError(f"buf must be a Buffer, got {type(buf).__name__}: {buf!r}")
+        old = buf
+        old.ensure_usable()
+        if old.state() == STATE_BORROWED:
+            raise old.refusal(VERDICT_NOT_OWNER, "grown")
+        if old.resource is not self:
+            raise ValueError(f"buf belongs to another resource: {old.describe()}")
+        wanted = size_argument(new_size, "new_size")
+        options = self.config
+        if config is not None:
+            options = VirtualMemoryResourceOptions._accept(config, "config")
+            if options.location_type != self.config.location_type:
+                raise ValueError(
+                    f"config must keep the location {self.config.location_type.value!r}, "
+                    f"got {options.location_type.value!r}"
+                )
+            _check_fit(self._ordinal, self._facts, options)
+        if wanted <= old.size:
+            return buf
+        self._refresh()
+        if config is None:
+            request, granularity = self._request, self._granularity
+        else:
+            self._prepare(options, &request, &granularity)
+        rounded = round_up(wanted, granularity, "new_size")
+        alignment = options.addr_align or granularity
+        # The new buffer is made before anything happens: after the commit point nothing may fail.
+        new = new_buffer(0, rounded, self, self._ordinal, retain_stream(old.stream))
+        failure.function = NULL
+
+        verdict = old.apply(EVENT_BEGIN_GROW)
+        if verdict != VERDICT_GO:
+            raise old.refusal(verdict, "grown")
+        range_ = old.range
+        try:
+            request.size = rounded - range_.mapped
+            more = rounded - range_.capacity if rounded > range_.capacity else 0
+            if range_.capacity:
+                with nogil:
+                    outcome = range_.grow_in_place(more, granularity, &request, &failure)
+            if outcome == GROW_ELSEWHERE:
+                # Retiring the old addresses would wait for the recorded stream. If that is being captured, say so now.
+                ensure_not_capturing(old.stream)
+                target = max(rounded, round_up(options.reserve_size, granularity, "reserve_size"))
+                base = <size_t>range_.base
+                with nogil:
+                    moved = range_.move(target, alignment, 0, &request, &failure)
+                outcome = GROWN if moved else GROW_FAILED
+            if outcome == GROW_FAILED:
+                raise error_for(failure.result, failure.function)
+        except:  # noqa: E722  also for KeyboardInterrupt: the word must not stay claimed
+            old.apply(EVENT_ABORT_TRANSFER)
+            raise
+
+        # Committed: from here on the new buffer owns everything, whatever else happens.
+        if moved:
+            self._ranges.pop(base, None)
+            self._ranges[<size_t>range_.base] = range_
+        new.pointer = range_.base
+        old.taker_serial = new.serial
+        new.begin(STATE_OWNED, range_, old.epoch + 1)
+        commit_shared_transfer(old.word, old.epoch)
+        record_ended()
+        old.forget()
+        if moved:
+            self._retire(new)
+        return new
+
+    cdef int _retire(self, Buffer buffer) except -1:
+        """Return the addresses that a grow has left. A failure is reported, and tried again at the buffer's close."""
+        cdef VirtualRange range_ = buffer.range
+        cdef Failure failure
+        cdef bint done
+        failure.function = NULL
+        if parts_are_empty(&range_.retired) or range_.word.load() & LOANS_MASK:
+            return 0  # who looks at the old addresses keeps them until the last loan ends
+        try:
+            wait_for_order(buffer.stream)
+            with nogil:
+                done = range_.return_retired(&failure)
+            if not done:
+                raise error_for(failure.result, failure.function)
+        except Exception as error:
+            report(
+                f"{buffer.describe()} has grown, but the addresses it left could not be returned: {error}. "
+                "Its close tries again."
+            )
+        return 0
+
+
+cdef tuple _facts_of(int ordinal):
+    """Return what decides whether options fit a device, asked once so that later checks call no driver."""
+    cdef int count = 0
+    cdef cydriver.CUresult result
+    with nogil:
+        result = cydriver.cuDeviceGetCount(&count)
+    check(result, b"cuDeviceGetCount")
+    return (
+        count,
+        _attribute(
+            ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        ),
+        _attribute(
+            ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        ),
+    )
+
+
+cdef int _check_fit(int ordinal, tuple facts, object options) except -1:
+    """Refuse options that the device cannot honour. Makes no driver call."""
+    count, virtual_memory, rdma = facts
+    if not virtual_memory:
+        raise RuntimeError(f"VirtualMemoryResource requires CUDA VMM API support, and device {ordinal} has none")
+    if options.gpu_direct_rdma and not rdma:
+        raise RuntimeError(f"GPU Direct RDMA is not supported for virtual memory on device {ordinal}")
+    for peer in options.peers:
+        if peer >= count:
+            raise ValueError(f"peers must be below the number of devices, {count}, got {peer}")
+    return 0

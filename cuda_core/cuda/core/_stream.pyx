@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA streams: the counted C handle that buffers hold, and the Python object around it.
+
+A buffer that is freed in the order of a stream must be able to do so after the ``Stream`` object was closed and in
+places where no Python may run. So it holds the C handle, which is counted: the driver's stream is destroyed when the
+last holder lets go.
+"""
+
+import os
+from dataclasses import dataclass
+
+from cpython.ref cimport Py_INCREF, PyObject
+from cuda.bindings cimport cydriver
+from libc.stdlib cimport calloc, free
+from libcpp.atomic cimport atomic
+
+from cuda.core._context cimport current_context, device_of_context, wrap_context
+from cuda.core._driver cimport check, ensure_driver, is_finalizing
+from cuda.core._event cimport Event, create_event
+
+__all__ = ["LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM", "Stream", "StreamOptions"]
+
+cdef extern from *:
+    long __atomic_add_fetch(long*, long, int) noexcept nogil
+    enum:
+        __ATOMIC_ACQ_REL
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+    void Py_XDECREF(PyObject*) noexcept
+
+cdef atomic[long] _live
+
+# Set by the device module when it is imported; modules below it cannot import it.
+device_factory = None
+
+
+cpdef long live_stream_handles() noexcept:
+    """Return the number of stream handles that this package holds, without the two default streams."""
+    return _live.load()
+
+
+# --- the counted handle -------------------------------------------------------------------------------------------
+
+cdef StreamHandle* _new_handle(cydriver.CUstream stream, cydriver.CUcontext context, int device_id,
+                               StreamKind kind) except NULL:
+    cdef StreamHandle* handle = <StreamHandle*>calloc(1, sizeof(StreamHandle))
+    if handle == NULL:
+        raise MemoryError("no memory for a stream handle")
+    handle.count = 1
+    handle.stream = stream
+    handle.context = context
+    handle.device_id = device_id
+    handle.kind = kind
+    handle.thread = PyThread_get_thread_ident()
+    _live.fetch_add(1)
+    return handle
+
+
+cdef StreamHandle* retain_stream(StreamHandle* handle) noexcept nogil:
+    if handle != NULL:
+        __atomic_add_fetch(&handle.count, 1, __ATOMIC_ACQ_REL)
+    return handle
+
+
+cdef void release_stream(StreamHandle* handle) noexcept nogil:
+    if handle == NULL or __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) != 0:
+        return
+    if handle.kind == STREAM_OWNED:
+        # A stream whose context is gone is gone with it; there is nobody to tell and nothing to try again.
+        cydriver.cuStreamDestroy(handle.stream)
+    if handle.owner != NULL and not is_finalizing():
+        with gil:
+            Py_XDECREF(handle.owner)
+    free(handle)
+    _live.fetch_sub(1)
+
+
+cdef bint _needs_context(StreamHandle* handle) noexcept nogil:
+    # The two default streams are tokens: the driver resolves them in the calling thread's current context.
+    return handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context != NULL
+
+
+cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing) noexcept nogil:
+    """Ask whether work on the stream is being captured. A question, never a disturbance of the capture."""
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.CUcontext popped = NULL
+    cdef cydriver.CUresult result
+    cdef bint pushed = _needs_context(handle)
+    capturing[0] = False
+    if pushed:
+        result = cydriver.cuCtxPushCurrent(handle.context)
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            return result
+    result = cydriver.cuStreamIsCapturing(handle.stream, &status)
+    if pushed:
+        cydriver.cuCtxPopCurrent(&popped)
+    if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+        # The legacy stream waits for every blocking stream, and one of those is being captured.
+        capturing[0] = True
+        return cydriver.CUresult.CUDA_SUCCESS
+    capturing[0] = status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    return result
+
+
+cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil:
+    """Wait until everything in the stream has run. On failure ``function`` names the call that was refused."""
+    cdef cydriver.CUcontext popped = NULL
+    cdef cydriver.CUresult result
+    cdef bint pushed = _needs_context(handle)
+    function[0] = b"cuStreamSynchronize"
+    if pushed:
+        result = cydriver.cuCtxPushCurrent(handle.context)
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            function[0] = b"cuCtxPushCurrent"
+            return result
+    if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
+        # Here the token would name this thread's stream. The one that was meant cannot be named from here, so
+        # everything in its context is waited for: slower, never unordered.
+        function[0] = b"cuCtxSynchronize"
+        result = cydriver.cuCtxSynchronize()
+    else:
+        result = cydriver.cuStreamSynchronize(handle.stream)
+    if pushed:
+        cydriver.cuCtxPopCurrent(&popped)
+    return result
+
+
+cdef StreamHandle* bind_stream(Stream stream) except NULL:
+    """Return a counted handle that still means the same stream on another thread or in another context."""
+    cdef StreamHandle* handle
+    stream._ensure_open()
+    handle = stream._handle
+    if handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD) or handle.context != NULL:
+        return retain_stream(handle)
+    context = current_context()
+    if context == NULL:
+        raise RuntimeError(
+            "a default stream cannot be recorded while no CUDA context is current; call Device.set_current() first"
+        )
+    return _new_handle(handle.stream, context, device_of_context(context), handle.kind)
+
+
+# --- the Python object --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class StreamOptions:
+    """How to create a :class:`Stream`.
+
+    Attributes
+    ----------
+    nonblocking : bool, optional
+        Do not wait for the legacy default stream, nor let it wait. (Default True)
+    priority : int, optional
+        Lower numbers run first. None takes the lowest priority of the device.
+    """
+
+    nonblocking: bool = True
+    priority: int | None = None
+
+
+cdef object _checked_options(object options):
+    if options is None:
+        return StreamOptions()
+    if isinstance(options, dict):
+        return StreamOptions(**options)
+    if not isinstance(options, StreamOptions):
+        raise TypeError(f"options must be StreamOptions, a dict or None, got {type(options).__name__}")
+    return options
+
+
+cdef Stream wrap_stream(StreamHandle* handle):
+    """Make a Stream object around a handle, taking one more reference."""
+    cdef Stream self = Stream.__new__(Stream)
+    self._handle = retain_stream(handle)
+    self._key = <size_t>handle.stream
+    self._nonblocking = -1
+    return self
+
+
+cdef Stream create_stream(cydriver.CUcontext context, int device_id, object options):
+    """Create a stream in the calling thread's current context, which ``context`` names."""
+    cdef object checked = _checked_options(options)
+    cdef cydriver.CUstream stream = NULL
+    cdef cydriver.CUresult result
+    cdef StreamHandle* handle
+    cdef int low = 0, high = 0, priority
+    cdef unsigned int flags = (
+        cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        if checked.nonblocking
+        else cydriver.CUstream_flags.CU_STREAM_DEFAULT
+    )
+    if checked.priority is not None:
+        with nogil:
+            result = cydriver.cuCtxGetStreamPriorityRange(&low, &high)
+        check(result, b"cuCtxGetStreamPriorityRange")
+        priority = checked.priority
+        if not high <= priority <= low:
+            raise ValueError(f"priority must lie between {high} and {low}, got {priority}")
+    else:
+        priority = 0
+    with nogil:
+        result = cydriver.cuStreamCreateWithPriority(&stream, flags, priority)
+    check(result, b"cuStreamCreateWithPriority")
+    handle = _new_handle(stream, context, device_id, STREAM_OWNED)
+    self = wrap_stream(handle)
+    release_stream(handle)
+    self._nonblocking = bool(checked.nonblocking)
+    return self
+
+
+cdef class Stream:
+    """A queue of work on a device. Get one from :meth:`Device.create_stream` or :meth:`Stream.from_handle`.
+
+    Notes
+    -----
+    Methods may be called from any thread. A buffer that was allocated or closed with a stream keeps the driver's
+    stream alive until the buffer is returned, also when the ``Stream`` object was closed before.
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise RuntimeError("Stream objects cannot be made directly; use Device.create_stream or Stream.from_handle")
+
+    @staticmethod
+    def _token(size_t token):
+        cdef StreamKind kind = STREAM_LEGACY if token == 1 else STREAM_PER_THREAD
+        cdef StreamHandle* handle = _new_handle(<cydriver.CUstream>token, NULL, -1, kind)
+        cdef Stream self = wrap_stream(handle)
+        release_stream(handle)
+        _live.fetch_sub(1)  # the two default streams are always there
+        return self
+
+    @staticmethod
+    def from_handle(handle):
+        """Wrap a ``CUstream`` that somebody else owns.
+
+        Parameters
+        ----------
+        handle : int
+            Address of the stream. 0 and 1 name the legacy default stream, 2 the per-thread default stream.
+
+        Returns
+        -------
+        Stream
+            An object that never destroys the stream. The caller keeps it alive for as long as it is used.
+
+        Raises
+        ------
+        TypeError
+            If ``handle`` is not an integer or an object that converts to one.
+        """
+        return _wrap_foreign(int(handle), None)
+
+    cdef int _ensure_open(self) except -1:
+        if self._handle == NULL:
+            raise RuntimeError("Stream has been closed")
+        return 0
+
+    def close(self):
+        """Let go of the stream. Closing twice is harmless.
+
+        A stream created here is destroyed once no buffer holds it any more; the driver finishes its work first.
+        The two default streams are shared by the whole process and are not closed by this.
+        """
+        cdef StreamHandle* handle = self._handle
+        if handle != NULL and handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context == NULL:
+            return
+        self._handle = NULL
+        with nogil:
+            release_stream(handle)
+
+    def __dealloc__(self):
+        cdef StreamHandle* handle = self._handle
+        self._handle = NULL
+        if handle != NULL:
+            with nogil:
+                release_stream(handle)
+
+    @property
+    def is_closed(self):
+        """Whether the object has let go of its stream."""
+        return self._handle == NULL
+
+    def __cuda_stream__(self):
+        """Return ``(0, address)``, the protocol by which other libraries accept this stream."""
+        self._ensure_open()
+        return (0, <size_t>self._handle.stream)
+
+    @property
+    def handle(self):
+        """The ``CUstream`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
+        from cuda.bindings import driver
+
+        return driver.CUstream(<size_t>self._handle.stream if self._handle != NULL else 0)
+
+    @property
+    def is_nonblocking(self):
+        """Whether the stream does not wait for the legacy default stream."""
+        cdef unsigned int flags = 0
+        cdef cydriver.CUresult result
+        self._ensure_open()
+        if self._nonblocking < 0:
+            ensure_driver()
+            with nogil:
+                result = cydriver.cuStreamGetFlags(self._handle.stream, &flags)
+            check(result, b"cuStreamGetFlags")
+            self._nonblocking = bool(flags & cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        return bool(self._nonblocking)
+
+    @property
+    def priority(self):
+        """The stream's priority; lower numbers run first."""
+        cdef int priority = 0
+        cdef cydriver.CUresult result
+        self._ensure_open()
+        if self._priority is None:
+            ensure_driver()
+            with nogil:
+                result = cydriver.cuStreamGetPriority(self._handle.stream, &priority)
+            check(result, b"cuStreamGetPriority")
+            self._priority = priority
+        return self._priority
+
+    def sync(self):
+        """Wait, without the GIL, until all work in the stream has run.
+
+        Raises
+        ------
+        RuntimeError
+            If the stream is closed.
+        CUDAError
+            If the driver answers with an error, also one of earlier work.
+        """
+        cdef cydriver.CUresult result
+        cdef const char* function = b"cuStreamSynchronize"
+        self._ensure_open()
+        ensure_driver()
+        with nogil:
+            result = wait_for_stream(self._handle, &function)
+        check(result, function)
+
+    def record(self, event=None, options=None):
+        """Put an event into the stream.
+
+        Parameters
+        ----------
+        event : Event, optional
+            The event to record. A new one is created where it is None.
+        options : EventOptions, optional
+            How to create the new event.
+
+        Returns
+        -------
+        Event
+            The event that was recorded.
+        """
+        cdef cydriver.CUresult result
+        cdef Event mark
+        self._ensure_open()
+        if event is None:
+            mark = self._new_event(options)
+        elif not isinstance(event, Event):
+            raise TypeError(f"event must be an Event or None, got {type(event).__name__}")
+        else:
+            mark = event
+            mark._ensure_open()
+        with nogil:
+            result = cydriver.cuEventRecord(mark._event, self._handle.stream)
+        check(result, b"cuEventRecord")
+        return mark
+
+    def _new_event(self, options):
+        cdef cydriver.CUcontext context = self._context_handle()
+        cdef cydriver.CUcontext popped = NULL
+        cdef cydriver.CUresult result
+        with nogil:
+            result = cydriver.cuCtxPushCurrent(context)
+        check(result, b"cuCtxPushCurrent")
+        try:
+            return create_event(context, device_of_context(context), options)
+        finally:
+            with nogil:
+                cydriver.cuCtxPopCurrent(&popped)
+
+    def wait(self, event_or_stream):
+        """Let all later work of this stream wait for an event, or for what is in another stream now.
+
+        Parameters
+        ----------
+        event_or_stream : Event or Stream
+            What to wait for. An object with ``__cuda_stream__`` counts as a stream.
+        """
+        cdef cydriver.CUresult result
+        cdef Event mark
+        self._ensure_open()
+        if isinstance(event_or_stream, Event):
+            mark = event_or_stream
+            mark._ensure_open()
+            own = False
+        else:
+            mark = Stream_accept(event_or_stream, True).record()
+            own = True
+        with nogil:
+            result = cydriver.cuStreamWaitEvent(self._handle.stream, mark._event, 0)
+        if own:
+            mark.close()
+        check(result, b"cuStreamWaitEvent")
+
+    cdef cydriver.CUcontext _context_handle(self) except NULL:
+        cdef cydriver.CUcontext context = NULL
+        cdef cydriver.CUresult result
+        self._ensure_open()
+        if self._handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and self._handle.context == NULL:
+            context = current_context()
+            if context == NULL:
+                raise RuntimeError("a default stream has no context while none is current; call Device.set_current()")
+            return context
+        if self._handle.context == NULL:
+            ensure_driver()
+            with nogil:
+                result = cydriver.cuStreamGetCtx(self._handle.stream, &context)
+            check(result, b"cuStreamGetCtx")
+            self._handle.context = context
+        return self._handle.context
+
+    @property
+    def context(self):
+        """The context of the stream; for a default stream, the calling thread's current one."""
+        cdef cydriver.CUcontext context = self._context_handle()
+        return wrap_context(context, device_of_context(context))
+
+    @property
+    def device(self):
+        """The device of the stream's context."""
+        return device_factory(device_of_context(self._context_handle()))
+
+    def __eq__(self, other):
+        if not isinstance(other, Stream):
+            return NotImplemented
+        if self is other:
+            return True
+        return self._handle != NULL and (<Stream>other)._handle != NULL and self._key == (<Stream>other)._key
+
+    def __hash__(self):
+        return hash((type(self), self._key))
+
+    def __repr__(self):
+        state = " closed" if self._handle == NULL else ""
+        return f"<Stream handle={self._key:#x}{state}>"
+
+
+cdef Stream _wrap_foreign(size_t address, object owner):
+    cdef StreamHandle* handle
+    cdef Stream self
+    if address <= 1:
+        return LEGACY_DEFAULT_STREAM
+    if address == 2:
+        return PER_THREAD_DEFAULT_STREAM
+    handle = _new_handle(<cydriver.CUstream>address, NULL, -1, STREAM_FOREIGN)
+    if owner is not None:
+        Py_INCREF(owner)
+        handle.owner = <PyObject*>owner
+    self = wrap_stream(handle)
+    release_stream(handle)
+    return self
+
+
+cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=False):
+    """Return the stream that an argument names.
+
+    Parameters
+    ----------
+    arg : Stream or object with ``__cuda_stream__``
+        What the caller was given as a stream.
+    allow_stream_protocol : bool
+        Whether objects that are not a ``Stream`` may speak for themselves through ``__cuda_stream__``.
+
+    Raises
+    ------
+    TypeError
+        If ``arg`` is None ("stream is required") or no stream.
+    RuntimeError
+        If the stream is closed.
+    """
+    cdef Stream stream
+    if isinstance(arg, Stream):
+        stream = arg
+        stream._ensure_open()
+        return stream
+    if arg is None:
+        raise TypeError("stream is required, got None")
+    protocol = getattr(arg, "__cuda_stream__", None) if allow_stream_protocol else None
+    if protocol is None:
+        raise TypeError(f"stream must be a Stream, got {type(arg).__name__}: {arg!r}")
+    answer = protocol() if callable(protocol) else protocol
+    try:
+        version, address = answer
+    except (TypeError, ValueError):
+        raise TypeError(f"__cuda_stream__ must give (version, address), got {answer!r}") from None
+    if version != 0:
+        raise ValueError(f"__cuda_stream__ gave version {version!r}; version 0 is understood")
+    return _wrap_foreign(address, arg)
+
+
+LEGACY_DEFAULT_STREAM = Stream._token(1)
+PER_THREAD_DEFAULT_STREAM = Stream._token(2)
+
+
+cpdef Stream default_stream():
+    """Return the stream that stands for "no stream": the legacy one, or the per-thread one where the environment
+    variable ``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM`` is set to a number other than 0."""
+    cdef str chosen = os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0")
+    try:
+        return PER_THREAD_DEFAULT_STREAM if int(chosen) else LEGACY_DEFAULT_STREAM
+    except ValueError:
+        return LEGACY_DEFAULT_STREAM

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types and enumerations that the signatures of ``cuda.core`` use.
+
+Each enumeration is one of strings: wherever a member is accepted, its string value is accepted too.
+"""
+
+import enum
+from typing import Any, Protocol, TypeAlias
+
+__all__ = [
+    "DevicePointerType",
+    "IsStreamType",
+    "VirtualMemoryAccessType",
+    "VirtualMemoryAllocationType",
+    "VirtualMemoryGranularityType",
+    "VirtualMemoryHandleType",
+    "VirtualMemoryLocationType",
+]
+
+DevicePointerType: TypeAlias = Any
+"""A device address: an ``int``, a ``cuda.bindings.driver.CUdeviceptr``, or None."""
+
+
+class IsStreamType(Protocol):
+    """An object that stands for a CUDA stream, from this or another library."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the version of the protocol (0) and the address of the stream."""
+        ...
+
+
+class _StringEnum(str, enum.Enum):
+    # enum.StrEnum came with Python 3.11.
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+
+class VirtualMemoryHandleType(_StringEnum):
+    """How a physical allocation can be handed to another process."""
+
+    POSIX_FD = "posix_fd"  #: a file descriptor
+    WIN32_KMT = "win32_kmt"  #: a Windows handle; refused on Linux
+    FABRIC = "fabric"  #: a handle that other nodes of one fabric can open
+
+
+class VirtualMemoryLocationType(_StringEnum):
+    """Where the physical memory lies."""
+
+    DEVICE = "device"  #: memory of the device
+    HOST = "host"  #: memory of the host
+    HOST_NUMA = "host_numa"  #: memory of the NUMA node that is nearest to the device
+    HOST_NUMA_CURRENT = "host_numa_current"  #: memory of the calling thread's NUMA node
+
+
+class VirtualMemoryGranularityType(_StringEnum):
+    """Which granularity sizes are rounded to."""
+
+    MINIMUM = "minimum"  #: the smallest that works
+    RECOMMENDED = "recommended"  #: the one that works best
+
+
+class VirtualMemoryAccessType(_StringEnum):
+    """What a place may do with the memory."""
+
+    READ_WRITE = "rw"
+    READ = "r"
+
+
+class VirtualMemoryAllocationType(_StringEnum):
+    """The kind of physical allocation."""
+
+    PINNED = "pinned"  #: stays where it was allocated
+    MANAGED = "managed"  #: refused: the driver makes no managed virtual memory
