@@ -92,7 +92,7 @@ class Table:
     """Prints one row for each buffer after each step, in columns."""
 
     HEADINGS = ("step", "buffer", "state", "address", "size", "mapped", "reserved", "memory taken")
-    WIDTHS = (34, 6, 22, 16, 7, 7, 8, 12)
+    WIDTHS = (32, 6, 20, 14, 6, 6, 8, 12)
 
     def __init__(self, driver):
         self.driver = driver

@@ -87,7 +87,7 @@ def test_it_proves_that_every_byte_came_back(grow_buffer):
 
 
 def test_its_lines_fit_a_terminal(grow_buffer):
-    assert max(map(len, grow_buffer)) <= 130
+    assert max(map(len, grow_buffer)) <= 120
 
 
 def test_its_proof_notices_memory_that_is_kept(example_module, resource):
