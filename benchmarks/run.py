@@ -67,6 +67,7 @@ class Worker:
     """One side's process. The driver it loads is the one that this process chose for all."""
 
     def __init__(self, python, packages=None, raw=None):
+        self.complaints = os.memfd_create("complaints")  # a pipe could fill up and block the process
         environment = dict(os.environ)
         if packages is not None:
             environment["PYTHONPATH"] = str(packages)
@@ -74,7 +75,7 @@ class Worker:
             [python, str(HERE / "worker.py"), *(["--raw", str(raw)] if raw else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=None if raw else subprocess.DEVNULL,  # the release complains about every close
+            stderr=self.complaints,
             text=True,
             env=environment,
         )
@@ -90,7 +91,8 @@ class Worker:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"a measuring process ended with code {self.process.wait()}")
+            code = self.process.wait()
+            raise SystemExit(f"a measuring process ended with code {code}:\n{self.close()[-2000:]}")
         return json.loads(line)
 
     def measure(self, side, work):
@@ -101,8 +103,12 @@ class Worker:
         return answer["ns"]
 
     def close(self):
+        """End the process and return what it wrote to standard error."""
         self.process.stdin.close()
         self.process.wait(60)
+        os.lseek(self.complaints, 0, os.SEEK_SET)
+        with open(self.complaints) as stream:
+            return stream.read()
 
 
 def time_work(work, ours, released, rounds):
@@ -226,11 +232,15 @@ def main(arguments=None):
             ]
         )
         report["work"].append({"title": work.title, "operations": work.count, "nanoseconds": times})
-    for worker in (ours, released):
-        if worker is not None:
-            worker.close()
+    kept = this["free"] - ours.ask(side="facts")["facts"]["free"]
+    complaints = ours.close()
+    if released is not None:
+        released.close()  # it complains about every close
+    print(f"\ndevice memory kept by this package after all rounds: {kept} bytes")
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if kept > 0 or complaints:
+        raise SystemExit(f"what was measured does not work as it should\n{complaints[:2000]}")
 
 
 if __name__ == "__main__":
