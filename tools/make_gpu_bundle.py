@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # The version that the driver's recorded answers were taken with.
 BINDINGS = "cuda-bindings==13.4.4"
+RELEASED = "cuda-core==1.2.2"  # timed beside this package
 FETCHED = (BINDINGS, "attrs", "pytest", "hypothesis")
 CARRIED = ("cuda_core/tests", "examples", "benchmarks", "design", "README.md", "LICENSE", "pyproject.toml")
 LARGEST = 40 << 20
@@ -37,8 +38,11 @@ def find_python(version="3.12"):
     raise SystemExit(f"no Python {version} was found; name one with --python")
 
 
-def make_wheels(python, target):
-    """Build this package's wheels and fetch those that it needs, for one interpreter."""
+def make_wheels(python, wheels, released):
+    """Build this package's wheels, and fetch those that it needs and the release, for one interpreter.
+
+    Returns the path of the benchmarks' C library, compiled.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run([python, "-m", "venv", scratch], check=True)
         inside = str(Path(scratch) / "bin" / "python")
@@ -46,9 +50,11 @@ def make_wheels(python, target):
         listing = [inside, str(ROOT / "tools" / "requirements.py"), str(ROOT / "pyproject.toml"), "build"]
         needs = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split()
         subprocess.run([*pip, "install", *needs, BINDINGS], check=True)
-        build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target)]
+        build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels)]
         subprocess.run([*build, str(ROOT), str(ROOT / "driver_sim")], check=True)
-        subprocess.run([*pip, "download", "--only-binary=:all:", "--dest", str(target), *FETCHED], check=True)
+        fetch = [*pip, "download", "--only-binary=:all:"]
+        subprocess.run([*fetch, "--dest", str(wheels), *FETCHED], check=True)
+        subprocess.run([*fetch, "--dest", str(released), "--no-deps", RELEASED], check=True)
         # With cuda.h from here, so that nothing has to be compiled there.
         code = "import sys; sys.path.insert(0, sys.argv[1]); import raw_driver; print(raw_driver.compile_library())"
         command = [inside, "-B", "-c", code, str(ROOT / "benchmarks")]
@@ -68,7 +74,7 @@ def main():
 
     wheels = options.folder / "wheels"
     wheels.mkdir(parents=True)
-    raw_library = make_wheels(python, wheels)
+    raw_library = make_wheels(python, wheels, options.folder / "released")
     for name in CARRIED:
         source, target = ROOT / name, options.folder / name
         if source.is_dir():

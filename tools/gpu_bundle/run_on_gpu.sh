@@ -7,7 +7,6 @@
 #   OUT=folder        where the logs go (default ./out)
 #   PYTHON=python3    the interpreter; its version must be the one that the wheels were built for
 #   PARTS="..."       which parts to run (default: suite example consumers benchmarks)
-#   RELEASED=folder   a folder with cuda-core 1.2.2 (pip install --target) to time beside this package
 #   ARGS="..."        given to pytest
 set -uo pipefail
 
@@ -17,11 +16,19 @@ out=${OUT:-$here/out}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 site=$(mktemp -d)
-trap 'rm -rf "$site"' EXIT
+released=$(mktemp -d)
+trap 'rm -rf "$site" "$released"' EXIT
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 
-"$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --disable-pip-version-check \
-    --target "$site" "$here"/wheels/*.whl || exit 2
+install() {
+    local target=$1
+    shift
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --disable-pip-version-check \
+        --target "$target" "$@"
+}
+install "$site" "$here"/wheels/*.whl || exit 2
+# The release that is timed beside this package, with the same bindings. numpy, which it needs, is the machine's.
+install "$released" "$here"/released/*.whl "$here"/wheels/cuda_bindings-* "$here"/wheels/cuda_pathfinder-* || exit 2
 export PYTHONPATH="$site"
 cd "$here" || exit 2
 
@@ -42,7 +49,7 @@ suite() { "$python" -m pytest cuda_core/tests --driver=gpu -p no:cacheprovider -
 example() { "$python" examples/grow_buffer.py --driver gpu; }
 consumers() { "$python" check_consumers.py; }
 benchmarks() {
-    "$python" benchmarks/run.py --driver gpu --json "$out/benchmarks.json" ${RELEASED:+--released "$RELEASED"}
+    "$python" benchmarks/run.py --driver gpu --json "$out/benchmarks.json" --released "$released"
 }
 
 failed=
