@@ -55,6 +55,8 @@ cdef class VirtualRange:
     cdef unsigned long claimant
     cdef Parts parts
     cdef Parts retired
+    cdef bint _counted
+    cdef void _count(self) noexcept nogil
     cdef void _undo(self, Parts* scratch) noexcept nogil
     cdef CUdeviceptr base
     cdef size_t mapped

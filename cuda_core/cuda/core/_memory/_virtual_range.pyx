@@ -190,17 +190,19 @@ cdef class VirtualRange:
     adjacent reservations: growing up to it keeps the address for certain.
     """
 
-    def __cinit__(self):
-        _live_ranges.fetch_add(1)
-
-    def __dealloc__(self):
-        _live_ranges.fetch_sub(1)
+    cdef void _count(self) noexcept nogil:
+        """Count the range while it holds anything. An emptied one may live on in a closed buffer."""
+        cdef bint holds = not self.is_empty()
+        if holds != self._counted:
+            self._counted = holds
+            _live_ranges.fetch_add(1 if holds else -1)
 
     cdef void _undo(self, Parts* scratch) noexcept nogil:
         cdef Failure ignored  # the failure that made the undo necessary is the one that is told
         ignored.function = NULL
         if not return_parts(scratch, &ignored):
             move_parts(scratch, &self.retired)
+        self._count()
 
     cdef int grow_in_place(self, size_t more_addresses, size_t granularity, ChunkRequest* request,
                            Failure* failure) noexcept nogil:
@@ -267,6 +269,7 @@ cdef class VirtualRange:
             return False
         move_parts(&self.parts, &self.retired)
         move_parts(&scratch, &self.parts)
+        self._count()
         self.base = new_base
         self.mapped += request.size
         self.capacity = new_capacity
@@ -280,6 +283,7 @@ cdef class VirtualRange:
         """Return everything. What is refused stays in the record; the next call goes on with that."""
         cdef bint retired = return_parts(&self.retired, failure)
         cdef bint current = return_parts(&self.parts, failure)
+        self._count()
         return retired and current
 
     cdef void adopt(self, CUdeviceptr base, size_t size) noexcept nogil:
@@ -294,6 +298,7 @@ cdef class VirtualRange:
         self.parts.mappings.push_back(mapping)
         _live_reservations.fetch_add(1)
         _live_mappings.fetch_add(1)
+        self._count()
         self.base = base
         self.mapped = size
         self.capacity = size
@@ -304,6 +309,7 @@ cdef class VirtualRange:
         _live_mappings.fetch_sub(self.parts.mappings.size())
         self.parts.reservations.clear()
         self.parts.mappings.clear()
+        self._count()
 
     cdef bint is_empty(self) noexcept nogil:
         return parts_are_empty(&self.parts) and parts_are_empty(&self.retired)
