@@ -175,7 +175,10 @@ def rights_of_granules(buffer, device=0):
 
 
 def race(*functions):
-    """Run the functions at the same time, each in a thread; return what each returned or raised, in order."""
+    """Run the functions at the same time, each in a thread; return what each returned or raised, in order.
+
+    No context is current in the threads; `in_context` is for functions that need one.
+    """
     barrier = threading.Barrier(len(functions))
     outcomes = [None] * len(functions)
 
@@ -196,6 +199,17 @@ def race(*functions):
         thread.join(JOIN_SECONDS)
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     return outcomes
+
+
+def in_context(function):
+    """Return the function with the caller's current context made current before it runs."""
+    context = check(driver.cuCtxGetCurrent())
+
+    def with_context():
+        check(driver.cuCtxSetCurrent(context))
+        return function()
+
+    return with_context
 
 
 def attempt(function, kind=Exception):

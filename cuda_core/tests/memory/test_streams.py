@@ -12,6 +12,7 @@ from cuda.core import (
     PER_THREAD_DEFAULT_STREAM,
     CloseResult,
     Ownership,
+    Stream,
     StreamOptions,
 )
 from python_resources import Plain
@@ -43,20 +44,10 @@ def has_word(address, size):
     return read(address, size) == WORD.to_bytes(4, "little") * (size // 4)
 
 
-class StreamLike:
-    """Another library's stream."""
-
-    def __init__(self, handle):
-        self.handle = handle
-
-    def __cuda_stream__(self):
-        return (0, self.handle)
-
-
-@pytest.mark.parametrize("how", ["allocate", "set", "close", "protocol"])
+@pytest.mark.parametrize("how", ["allocate", "set", "close", "foreign"])
 def test_a_close_waits_for_the_recorded_stream(resource, stream, held, how):
     with held():
-        recorded = {"allocate": stream, "protocol": StreamLike(int(stream.handle))}.get(how)
+        recorded = {"allocate": stream, "foreign": Stream.from_handle(int(stream.handle))}.get(how)
         buffer = resource.allocate(8 * GRANULE, stream=recorded)
         if how == "set":
             buffer.set_deallocation_stream(stream)
@@ -271,5 +262,5 @@ def test_a_release_on_a_capturing_stream_is_refused_and_the_capture_goes_on(reso
         buffer.close()
     buffer.set_deallocation_stream(LEGACY_DEFAULT_STREAM)
     other = check(driver.cuStreamCreate(1))
-    buffer.close(StreamLike(int(other)))
+    assert buffer.close(Stream.from_handle(int(other))) is CloseResult.DONE
     check(driver.cuStreamDestroy(other))

@@ -3,6 +3,7 @@
 
 import sys
 import threading
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from support import (
     fill_granules,
     free_memory,
     granules_hold,
+    in_context,
     race,
 )
 
@@ -116,23 +118,26 @@ def test_growing_on_while_others_hold_the_old_buffers(resource):
     left_behind, done = [], threading.Event()
 
     def grower():
-        buffer = resource.allocate(GRANULE)
-        fill_granules(buffer)
-        for granules in range(2, 40):
-            left_behind.append(buffer)
-            buffer = resource.modify_allocation(buffer, granules * GRANULE)
-        done.set()
-        return buffer
+        try:
+            buffer = resource.allocate(GRANULE)
+            fill_granules(buffer)
+            for granules in range(2, 40):
+                left_behind.append(buffer)
+                buffer = resource.modify_allocation(buffer, granules * GRANULE)
+            return buffer
+        finally:
+            done.set()
 
     def closer():
         while not done.is_set():
-            for buffer in list(left_behind)[:-1]:
+            for buffer in left_behind[:-1]:
                 assert buffer.close() is CloseResult.NOTHING
                 assert buffer.ownership is Ownership.TRANSFERRED
                 assert (buffer.handle, buffer.size) == (0, 0)
                 repr(buffer)
+            time.sleep(0)
 
-    buffer, *others = race(grower, closer, closer)
+    buffer, *others = race(in_context(grower), closer, closer)
     assert others == [None, None]
     assert granules_hold(buffer, 1)
     buffer.close()
@@ -149,7 +154,7 @@ def test_many_threads_use_one_resource(resource):
             assert granules_hold(buffer, 1, seed=seed + round_)
             assert buffer.close() is CloseResult.DONE
 
-    assert race(*[lambda s=seed: work(s * 1000) for seed in range(4)]) == [None] * 4
+    assert race(*[in_context(lambda s=seed: work(s * 1000)) for seed in range(4)]) == [None] * 4
     assert free_memory() == free
 
 
