@@ -20,6 +20,7 @@ struct Block {
     std::size_t bytes = 0;                    // as asked for
     std::uint64_t id = 0;                     // of the allocation
     Stream *freed_on = nullptr;               // while Freeing
+    std::uint64_t freed_order = 0;            // of the free among all submitted work
 };
 
 // Remembers at which units blocks begin; finds the last beginning at or before a unit.

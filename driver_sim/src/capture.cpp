@@ -1,8 +1,228 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream capture. No capture can begin yet, so no stream is in one.
-#include "driver.h"
+// Stream capture: submitted work becomes nodes of a graph. What may not happen meanwhile invalidates it.
+#include "graph.h"
+
+#include <algorithm>
 
 namespace sim {
+
+namespace {
+
+thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+std::vector<std::shared_ptr<Capture>> &captures() {
+    static auto *list = new std::vector<std::shared_ptr<Capture>>;
+    return *list;
+}
+
+void finish(const std::shared_ptr<Capture> &capture) {
+    for (auto &entry : capture->last)
+        entry.first->capture.reset();
+    auto &list = captures();
+    list.erase(std::remove(list.begin(), list.end(), capture), list.end());
+}
+
+CUgraphNodeType node_type(WorkKind kind) {
+    switch (kind) {
+    case WorkKind::HostFunction:
+        return CU_GRAPH_NODE_TYPE_HOST;
+    case WorkKind::Set:
+        return CU_GRAPH_NODE_TYPE_MEMSET;
+    default:
+        return CU_GRAPH_NODE_TYPE_MEMCPY;
+    }
+}
+
+CUresult begin(CUstream handle, CUstreamCaptureMode mode) {
+    Driver &d = driver();
+    Lock lock(d.mutex);
+    Stream *stream;
+    if (CUresult bad = resolve_stream(handle, stream))
+        return bad;
+    if (unsigned(mode) > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream->is_legacy)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (stream->capture)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    auto capture = std::make_shared<Capture>();
+    capture->origin = stream;
+    capture->mode = mode;
+    capture->thread = thread_number();
+    capture->id = d.next_id++;
+    capture->graph = std::make_unique<Graph>();
+    capture->last[stream];
+    stream->capture = capture;
+    captures().push_back(capture);
+    return CUDA_SUCCESS;
+}
+
+// Whether all streams that joined have been waited for by the origin.
+bool joined(const Capture &capture) {
+    std::set<const Node *> reached;
+    std::vector<const Node *> open(capture.last.at(capture.origin).begin(), capture.last.at(capture.origin).end());
+    while (!open.empty()) {
+        const Node *node = open.back();
+        open.pop_back();
+        if (reached.insert(node).second)
+            open.insert(open.end(), node->behind.begin(), node->behind.end());
+    }
+    for (auto &entry : capture.last)
+        for (const Node *node : entry.second)
+            if (!reached.count(node))
+                return false;
+    return true;
+}
+
+}  // namespace
+
+CUresult check_capture_allows() {
+    CUresult result = CUDA_SUCCESS;
+    if (captures().empty() || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+        return result;
+    for (auto &capture : captures()) {
+        bool own = capture->thread == thread_number() && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+        bool global = capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+        if (!capture->invalid && (own || global)) {
+            capture->invalid = true;
+            result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+    }
+    return result;
+}
+
+CUresult check_no_capture_in(Context &context) {
+    CUresult result = CUDA_SUCCESS;
+    for (auto &capture : captures())
+        if (capture->origin->context == &context && !capture->invalid) {
+            capture->invalid = true;
+            result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+    return result;
+}
+
+CUresult check_legacy_allowed(Context &context) {
+    CUresult result = CUDA_SUCCESS;
+    for (auto &capture : captures())
+        for (auto &entry : capture->last)
+            if (entry.first->context == &context && entry.first->blocking() && !capture->invalid) {
+                capture->invalid = true;
+                result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+            }
+    return result;
+}
+
+CUresult check_wait_for(Stream &stream) {
+    if (!stream.capture)
+        return check_capture_allows();
+    stream.capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+Node *capture_node(Stream &stream, CUgraphNodeType type) {
+    Capture &capture = *stream.capture;
+    auto node = std::make_unique<Node>();
+    Node *result = node.get();
+    node->graph = capture.graph.get();
+    node->type = type;
+    node->behind = capture.last[&stream];
+    capture.last[&stream] = {result};
+    capture.graph->nodes.push_back(std::move(node));
+    return result;
+}
+
+CUresult capture_work(Stream &stream, Work work) {
+    if (stream.capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    Node *node = capture_node(stream, node_type(work.kind));
+    node->work = std::move(work);
+    return CUDA_SUCCESS;
+}
+
+CUresult capture_record(Stream &stream, Event &event) {
+    if (stream.capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    event.captured_in = stream.capture;
+    event.captured_behind.clear();
+    for (Node *node : stream.capture->last[&stream])
+        event.captured_behind.push_back(node);
+    return CUDA_SUCCESS;
+}
+
+// A wait for an event that was captured joins the stream to the capture.
+CUresult capture_wait(Stream &stream, Event &event) {
+    std::shared_ptr<Capture> source = event.captured_in.lock();
+    if (!source) {
+        if (stream.capture->invalid)
+            return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (!event.recorded)
+            return CUDA_SUCCESS;
+        stream.capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    if (stream.capture && stream.capture != source) {
+        stream.capture->invalid = source->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    }
+    if (source->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (stream.is_legacy) {
+        source->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+    stream.capture = source;
+    auto &last = source->last[&stream];
+    for (Node *node : event.captured_behind)
+        if (std::find(last.begin(), last.end(), node) == last.end())
+            last.push_back(node);
+    return CUDA_SUCCESS;
+}
+
+void end_capture_of(Stream &stream) {
+    std::shared_ptr<Capture> capture = stream.capture;
+    if (!capture)
+        return;
+    if (capture->origin == &stream) {
+        finish(capture);
+    } else {
+        capture->last.erase(&stream);
+        capture->invalid = true;
+        stream.capture.reset();
+    }
+}
+
+DRIVER_CALL_ON_STREAM("cuStreamBeginCapture", cuStreamBeginCapture_v2, 10010,
+                      (CUstream stream, CUstreamCaptureMode mode), (stream, mode)) {
+    return begin(stream, mode);
+}
+
+DRIVER_CALL_ON_STREAM("cuStreamEndCapture", cuStreamEndCapture, 10000, (CUstream stream, CUgraph *phGraph),
+                      (stream, phGraph)) {
+    Lock lock(driver().mutex);
+    Stream *s;
+    if (CUresult bad = resolve_stream(stream, s))
+        return bad;
+    if (!phGraph)
+        return CUDA_ERROR_INVALID_VALUE;
+    *phGraph = nullptr;
+    std::shared_ptr<Capture> capture = s->capture;
+    if (!capture)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (capture->origin != s)
+        return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_number())
+        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    bool whole = capture->invalid || joined(*capture);
+    finish(capture);
+    if (capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!whole)
+        return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    Graph *graph = capture->graph.release();
+    driver().graphs.insert(graph);
+    *phGraph = reinterpret_cast<CUgraph>(graph);
+    return CUDA_SUCCESS;
+}
 
 DRIVER_CALL_ON_STREAM("cuStreamIsCapturing", cuStreamIsCapturing, 10000,
                       (CUstream stream, CUstreamCaptureStatus *captureStatus), (stream, captureStatus)) {
@@ -12,7 +232,52 @@ DRIVER_CALL_ON_STREAM("cuStreamIsCapturing", cuStreamIsCapturing, 10000,
         return bad;
     if (!captureStatus)
         return CUDA_ERROR_INVALID_VALUE;
-    *captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (s->is_legacy)
+        if (CUresult bad = check_legacy_allowed(*s->context))
+            return bad;
+    *captureStatus = !s->capture          ? CU_STREAM_CAPTURE_STATUS_NONE
+                     : s->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                           : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return CUDA_SUCCESS;
+}
+
+DRIVER_CALL_ON_STREAM("cuStreamGetCaptureInfo", cuStreamGetCaptureInfo_v3, 12030,
+                      (CUstream stream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out,
+                       CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out,
+                       size_t *numDependencies_out),
+                      (stream, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out,
+                       numDependencies_out)) {
+    Lock lock(driver().mutex);
+    Stream *s;
+    if (CUresult bad = resolve_stream(stream, s))
+        return bad;
+    if (!captureStatus_out)
+        return CUDA_ERROR_INVALID_VALUE;
+    Capture *capture = s->capture.get();
+    if (!capture || capture->invalid) {
+        *captureStatus_out = capture ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_NONE;
+        return CUDA_SUCCESS;
+    }
+    *captureStatus_out = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    auto &last = capture->last[s];
+    if (id_out)
+        *id_out = capture->id;
+    if (graph_out)
+        *graph_out = reinterpret_cast<CUgraph>(capture->graph.get());
+    if (dependencies_out)
+        *dependencies_out = reinterpret_cast<const CUgraphNode *>(last.data());
+    if (edgeData_out)
+        *edgeData_out = nullptr;
+    if (numDependencies_out)
+        *numDependencies_out = last.size();
+    return CUDA_SUCCESS;
+}
+
+DRIVER_CALL("cuThreadExchangeStreamCaptureMode", cuThreadExchangeStreamCaptureMode, 10010,
+            (CUstreamCaptureMode * mode), (mode)) {
+    if (!mode || unsigned(*mode) > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    std::swap(*mode, thread_mode);
     return CUDA_SUCCESS;
 }
 

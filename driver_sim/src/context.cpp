@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Primary contexts, contexts made by the program, and the current context of each thread.
-#include "driver.h"
+#include "graph.h"
 
 #include <algorithm>
 
@@ -28,6 +28,7 @@ void end_context(Context &context) {
     forget_work(context);
     for (auto it = d.streams.begin(); it != d.streams.end();) {
         if ((*it)->context == &context) {
+            end_capture_of(**it);
             retire(*it);
             it = d.streams.erase(it);
         } else {
@@ -249,6 +250,8 @@ static CUresult synchronize(CUcontext handle) {
     Lock lock(driver().mutex);
     Context *context;
     if (CUresult bad = named_or_current(handle, context))
+        return bad;
+    if (CUresult bad = check_no_capture_in(*context))
         return bad;
     wait_for_context(lock, *context);
     synchronised();

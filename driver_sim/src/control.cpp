@@ -2,6 +2,7 @@
 // The control interface: plain C functions for whoever watches or steers the simulated driver.
 #include "control.h"
 
+#include "graph.h"
 #include "pool.h"
 #include "registry.h"
 
@@ -55,7 +56,7 @@ extern "C" SIM_EXPORT size_t cudaDriverSimLive(char *out, size_t capacity) {
         for (Pool *pool : d.pools)
             pools += !pool->is_default;
         for (auto &entry : d.pools_by_address)
-            pool_allocations += entry.second->live;
+            pool_allocations += entry.second->occupied;
         line(text, "memory_pool", pools);
         line(text, "pool_allocation", pool_allocations);
         line(text, "stream", d.streams.size());
@@ -65,6 +66,12 @@ extern "C" SIM_EXPORT size_t cudaDriverSimLive(char *out, size_t capacity) {
             retained += device->retained != 0;
         for (Context *context : d.contexts)
             made += context->alive && !context->is_primary;
+        line(text, "graph", d.graphs.size());
+        line(text, "graph_exec", d.executable_graphs.size());
+        line(text, "graph_allocation",
+             std::uint64_t(std::count_if(d.graph_blocks.begin(), d.graph_blocks.end(),
+                                         [](auto &entry) { return entry.second->armed; })));
+        line(text, "user_object", d.user_objects.size());
         line(text, "primary_context", retained);
         line(text, "context", made);
     }

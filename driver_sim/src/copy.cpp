@@ -47,11 +47,14 @@ CUresult check(const Set &set, Context &context) {
 }
 
 CUresult set_on(Lock &lock, Stream &stream, Set set) {
-    if (CUresult bad = check(set, *stream.context))
-        return bad;
+    // What a capture records is looked at when it runs.
+    if (!stream.capture)
+        if (CUresult bad = check(set, *stream.context))
+            return bad;
     if (set.columns == 0 || set.rows == 0)
         return CUDA_SUCCESS;
     Work work;
+    work.kind = WorkKind::Set;
     work.run = [set] {
         if (!still_there(set.destination, (set.rows - 1) * set.pitch + set.columns * set.width))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -85,11 +88,25 @@ Set line(CUdeviceptr destination, std::uint32_t value, std::size_t width, std::s
 // Which side of a copy may be pageable host memory.
 enum class Sides { Any, HostToDevice, DeviceToHost, DeviceToDevice };
 
+std::function<CUresult()> copy_of(Address destination, Address source, std::size_t bytes) {
+    return [destination, source, bytes]() -> CUresult {
+        if (!still_there(destination, bytes) || !still_there(source, bytes))
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
+        std::memmove(reinterpret_cast<void *>(destination), reinterpret_cast<const void *>(source), bytes);
+        return CUDA_SUCCESS;
+    };
+}
+
 CUresult copy_on(Lock &lock, Stream &stream, Address destination, Address source, std::size_t bytes, Sides sides,
                  bool wait) {
     if (bytes == 0)
         return CUDA_SUCCESS;
     Context &context = *stream.context;
+    if (stream.capture) {
+        Work work;
+        work.run = copy_of(destination, source, bytes);
+        return submit(lock, stream, std::move(work));
+    }
     bool host_may_write = sides == Sides::Any || sides == Sides::DeviceToHost;
     bool host_may_read = sides == Sides::Any || sides == Sides::HostToDevice;
     if (CUresult bad = check_use(destination, bytes, context, Use::CopyWrite))
@@ -111,12 +128,7 @@ CUresult copy_on(Lock &lock, Stream &stream, Address destination, Address source
             return CUDA_SUCCESS;
         };
     } else {
-        work.run = [destination, source, bytes] {
-            if (!still_there(destination, bytes) || !still_there(source, bytes))
-                return CUDA_ERROR_ILLEGAL_ADDRESS;
-            std::memmove(reinterpret_cast<void *>(destination), reinterpret_cast<const void *>(source), bytes);
-            return CUDA_SUCCESS;
-        };
+        work.run = copy_of(destination, source, bytes);
     }
     if (CUresult bad = submit(lock, stream, std::move(work)))
         return bad;

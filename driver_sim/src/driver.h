@@ -34,8 +34,13 @@ using Lock = std::unique_lock<std::mutex>;
 struct Capture;
 struct Context;
 struct Device;
+struct ExecutableGraph;
+struct Graph;
+struct GraphBlock;
+struct Node;
 struct Pool;
 struct Stream;
+struct UserObject;
 
 // --- work on streams --------------------------------------------------------------------------
 
@@ -44,9 +49,11 @@ struct Marker {
     bool done = false;
     double milliseconds = 0;
     Stream *stream = nullptr;
+    std::uint64_t order = 0;
+    std::map<Stream *, std::uint64_t> behind;  // as of Stream, when it was recorded
 };
 
-enum class WorkKind { Memory, Record, Wait, HostFunction, PoolFree, Graph };
+enum class WorkKind { Memory, Set, Record, Wait, HostFunction, PoolFree };
 
 struct Work {
     WorkKind kind = WorkKind::Memory;
@@ -65,6 +72,7 @@ struct Stream {
     bool running_host_function = false;
     bool destroyed = false;    // destroyed by the program while work was left
     std::deque<Work> queue;
+    std::map<Stream *, std::uint64_t> behind;  // what it waits for: another stream, up to which order
     std::shared_ptr<Capture> capture;
 
     bool idle() const { return queue.empty() && !running_host_function; }
@@ -75,6 +83,8 @@ struct Event {
     Context *context = nullptr;
     unsigned flags = 0;
     std::shared_ptr<Marker> recorded;
+    std::weak_ptr<Capture> captured_in;  // when the last record was captured
+    std::vector<Node *> captured_behind;
 };
 
 // --- contexts and devices -----------------------------------------------------------------------
@@ -100,6 +110,8 @@ struct Device {
     unsigned retained = 0;
     Pool *default_pool = nullptr;
     Pool *current_pool = nullptr;
+    std::size_t graph_used = 0, graph_spare = 0;  // memory of graphs, and what is kept for the next
+    std::size_t graph_used_high = 0, graph_reserved_high = 0;
 
     bool take(std::size_t bytes) {
         if (bytes > total - used)
@@ -124,7 +136,9 @@ struct Chunk {  // one physical allocation of virtual memory management
     CUmemGenericAllocationHandle handle = 0;
     CUmemAllocationProp properties{};
     std::size_t size = 0;
-    std::size_t offset = 0;  // in the chunk store
+    std::size_t offset = 0;  // in the chunk store, while it has no file of its own
+    int descriptor = -1;     // of its own file, once it has been exported
+    bool imported = false;   // the exporter has paid for the memory
     Device *device = nullptr;  // null when located at the host
     unsigned references = 0;   // what the program holds
     unsigned mappings = 0;
@@ -142,6 +156,13 @@ struct Reservation {
     std::size_t size = 0;
 };
 
+struct Advice {  // on managed memory
+    bool read_mostly = false;
+    CUmemLocation preferred{};
+    CUmemLocation last_prefetch{};
+    std::set<int> accessed_by;
+};
+
 enum class MemoryKind { Plain, Host, RegisteredHost, Managed };
 
 struct Allocation {  // plain, pinned host, registered host and managed memory
@@ -152,6 +173,7 @@ struct Allocation {  // plain, pinned host, registered host and managed memory
     Context *context = nullptr;
     unsigned flags = 0;
     std::uint64_t id = 0;
+    Advice advice;
 };
 
 // --- the driver -------------------------------------------------------------------------------------
@@ -164,6 +186,10 @@ struct Driver {
     std::unordered_set<Context *> contexts;  // all that were ever made: few, and never freed
     std::unordered_set<Stream *> streams;    // made by the program; default streams are not in it
     std::unordered_set<Event *> events;
+    std::unordered_set<Graph *> graphs;
+    std::unordered_set<ExecutableGraph *> executable_graphs;
+    std::unordered_set<UserObject *> user_objects;
+    std::map<Address, GraphBlock *> graph_blocks;
 
     AddressSpace virtual_space;  // reservations
     AddressSpace plain_space;    // plain, host and managed memory
@@ -218,6 +244,8 @@ Stream *legacy_stream(Context &context);
 Stream *per_thread_stream(Context &context);
 
 CUresult submit(Lock &lock, Stream &stream, Work work);
+std::uint64_t next_order();  // that work submitted next will have
+bool ordered_behind(const Stream &stream, Stream &other, std::uint64_t order);
 void wait_for_stream(Lock &lock, Stream &stream);
 void wait_for_marker(Lock &lock, const std::shared_ptr<Marker> &marker);
 void wait_for_context(Lock &lock, Context &context);
@@ -226,11 +254,28 @@ bool work_is_queued();  // whether what is submitted now may run later
 void forget_work(Context &context);  // of a context that ends
 void run_everything(Lock &lock);
 void hold_work(Lock &lock, bool hold);
+void call_on_host_thread(std::function<CUresult()> call);
+std::size_t pick(std::size_t count);  // 0, or any number below `count` while work is interleaved
 void interleave_work(bool on, std::uint64_t seed);
+
+// --- capture (capture.cpp) ---
+
+// For calls that must not happen while this thread, or in the global mode any thread, captures: refuses
+// them and invalidates the captures.
+CUresult check_capture_allows();
+// The same for calls that wait for all work of a context, in any mode.
+CUresult check_no_capture_in(Context &context);
+// The same for asking or waiting for one stream: in any mode if it is the capturing one.
+CUresult check_wait_for(Stream &stream);
+// Work on the legacy stream would wait for blocking streams, which a capturing one cannot allow.
+CUresult check_legacy_allowed(Context &context);
+CUresult capture_work(Stream &stream, Work work);
+CUresult capture_record(Stream &stream, Event &event);
+CUresult capture_wait(Stream &stream, Event &event);
 
 // --- memory (memory_lookup.cpp) ---
 
-enum class PlaceKind { Unknown, Plain, Host, Registered, Managed, Virtual, Pool };
+enum class PlaceKind { Unknown, Plain, Host, Registered, Managed, Virtual, Pool, Graph };
 
 struct Place {  // what an address belongs to
     PlaceKind kind = PlaceKind::Unknown;
@@ -258,6 +303,7 @@ bool is_pageable(Address address);
 
 Mapping *mapping_at(Address address);
 Reservation *reservation_at(Address address);
+bool map_chunk(const Chunk &chunk, Address base);
 
 // --- plain and host memory (plain_memory.cpp) ---
 

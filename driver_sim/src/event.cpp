@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "driver.h"
+#include "graph.h"
 
 namespace sim {
 
@@ -8,6 +8,15 @@ namespace {
 CUresult known(CUevent handle, Event *&event) {
     event = reinterpret_cast<Event *>(handle);
     return driver().events.count(event) ? event->context->fault : CUDA_ERROR_INVALID_HANDLE;
+}
+
+// An event that was last recorded in a capture has nothing that could be waited for.
+CUresult check_wait(const Event &event) {
+    if (std::shared_ptr<Capture> capture = event.captured_in.lock()) {
+        capture->invalid = true;
+        return CUDA_ERROR_CAPTURED_EVENT;
+    }
+    return check_capture_allows();
 }
 
 CUresult record(CUevent handle, CUstream stream_handle) {
@@ -20,6 +29,9 @@ CUresult record(CUevent handle, CUstream stream_handle) {
         return bad;
     if (event->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture)
+        return capture_record(*stream, *event);
+    event->captured_in.reset();
     Work work;
     work.kind = WorkKind::Record;
     work.marker = std::make_shared<Marker>();
@@ -75,6 +87,8 @@ DRIVER_CALL("cuEventQuery", cuEventQuery, 2000, (CUevent hEvent), (hEvent)) {
     Event *event;
     if (CUresult bad = known(hEvent, event))
         return bad;
+    if (CUresult bad = check_wait(*event))
+        return bad;
     return !event->recorded || event->recorded->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -82,6 +96,8 @@ DRIVER_CALL("cuEventSynchronize", cuEventSynchronize, 2000, (CUevent hEvent), (h
     Lock lock(driver().mutex);
     Event *event;
     if (CUresult bad = known(hEvent, event))
+        return bad;
+    if (CUresult bad = check_wait(*event))
         return bad;
     Context *context = event->context;
     if (std::shared_ptr<Marker> marker = event->recorded)

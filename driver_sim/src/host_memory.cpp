@@ -11,6 +11,8 @@ CUresult allocate(void **pointer, std::size_t bytes, unsigned flags) {
     Context *context;
     if (CUresult bad = usable_context(context))
         return bad;
+    if (CUresult bad = check_capture_allows())
+        return bad;
     constexpr unsigned known_flags =
         CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     if (!pointer || (flags & ~known_flags))
@@ -47,6 +49,8 @@ DRIVER_CALL("cuMemFreeHost", cuMemFreeHost, 2000, (void *p), (p)) {
     if (Context *current = current_context())
         if (!current->alive)
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (CUresult bad = check_capture_allows())
+        return bad;
     if (!p)
         return CUDA_SUCCESS;
     auto found = d.allocations.find(Address(p));
@@ -88,6 +92,8 @@ DRIVER_CALL("cuMemHostRegister", cuMemHostRegister_v2, 6050, (void *p, size_t by
     Context *context;
     if (CUresult bad = usable_context(context))
         return bad;
+    if (CUresult bad = check_capture_allows())
+        return bad;
     constexpr unsigned known_flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                                      CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
     Address base = Address(p);
@@ -118,6 +124,8 @@ DRIVER_CALL("cuMemHostUnregister", cuMemHostUnregister, 4000, (void *p), (p)) {
     Lock lock(d.mutex);
     Context *context;
     if (CUresult bad = usable_context(context))
+        return bad;
+    if (CUresult bad = check_capture_allows())
         return bad;
     Place place = place_of(Address(p));
     if (place.kind == PlaceKind::Unknown)

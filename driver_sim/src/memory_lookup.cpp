@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an address belongs to, and whether work may use it.
+#include "graph.h"
 #include "pool.h"
 
 namespace sim {
@@ -56,6 +57,15 @@ Place place_of(Address address) {
         place.id = block.id;
         return place;
     }
+    if (GraphBlock *block = graph_block_at(address)) {
+        place.kind = PlaceKind::Graph;
+        place.base = block->base;
+        place.size = block->bytes;
+        place.device = block->device;
+        place.freed = !block->armed;
+        place.id = block->id;
+        return place;
+    }
     auto it = d.allocations.upper_bound(address);
     if (it == d.allocations.begin())
         return place;
@@ -94,6 +104,10 @@ CUresult check_use(Address address, std::size_t bytes, Context &context, Use use
             if (!may(place.mapping->rights, *context.device, write))
                 return CUDA_ERROR_INVALID_VALUE;
             break;
+        case PlaceKind::Graph:
+            if (place.freed)
+                return CUDA_ERROR_INVALID_VALUE;
+            break;
         case PlaceKind::Plain:
             // Copies between devices are staged where the devices are not peers.
             if (!copy && !is_peer(context, *place.device))
@@ -119,6 +133,8 @@ bool still_there(Address address, std::size_t bytes) {
     Address at = address, end = address + bytes;
     while (at < end) {
         Place place = place_of(at);
+        if (at < page_size)
+            return false;
         if (place.kind == PlaceKind::Unknown)
             return !in_our_space(at);
         at = place.base + place.size;

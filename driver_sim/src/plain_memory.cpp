@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plain device memory, and the record that plain, host and managed memory share.
+#include "graph.h"
 #include "pool.h"
 
 #include <sys/mman.h>
@@ -69,6 +70,8 @@ DRIVER_CALL("cuMemAlloc", cuMemAlloc_v2, 3020, (CUdeviceptr * dptr, size_t bytes
     Context *context;
     if (CUresult bad = usable_context(context))
         return bad;
+    if (CUresult bad = check_capture_allows())
+        return bad;
     if (!dptr || bytesize == 0)
         return CUDA_ERROR_INVALID_VALUE;
     Address base;
@@ -85,13 +88,14 @@ DRIVER_CALL("cuMemFree", cuMemFree_v2, 3020, (CUdeviceptr dptr), (dptr)) {
     if (Context *current = current_context())
         if (!current->alive)
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (CUresult bad = check_capture_allows())
+        return bad;
     if (dptr == 0)
         return CUDA_SUCCESS;
-    if (Pool *pool = pool_at(dptr)) {
-        if (Context *current = current_context())
-            wait_for_context(lock, *current);
+    if (graph_block_at(dptr))
+        return free_graph_memory(dptr);
+    if (Pool *pool = pool_at(dptr))  // waits for nothing
         return pool_free_now(*pool, dptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    }
     if (d.freed_in_order.erase(dptr))
         return CUDA_SUCCESS;
     auto found = d.allocations.find(dptr);
@@ -107,10 +111,12 @@ DRIVER_CALL("cuMemFree", cuMemFree_v2, 3020, (CUdeviceptr dptr), (dptr)) {
     return CUDA_SUCCESS;
 }
 
-// cuMemFreeAsync takes plain memory, too. One cuMemFree of it afterwards still reports success.
+// cuMemFreeAsync takes plain memory, too. Until the next wait, one cuMemFree of it still succeeds.
 CUresult free_plain_in_order(Lock &lock, Stream &stream, Address base) {
     Driver &d = driver();
     auto found = d.allocations.find(base);
+    if (found != d.allocations.end() && found->second.kind == MemoryKind::Managed)
+        return CUDA_ERROR_NOT_SUPPORTED;
     if (found == d.allocations.end() || found->second.kind != MemoryKind::Plain || d.freed_in_order.count(base))
         return CUDA_ERROR_INVALID_VALUE;
     d.freed_in_order.insert(base);

@@ -51,7 +51,7 @@ CUresult attribute_of(const Place &place, Address address, CUpointer_attribute a
             return CUDA_ERROR_INVALID_VALUE;
         return give(data, reinterpret_cast<void *>(address));
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-        return give(data, unsigned(0));
+        return give(data, unsigned(!at_host(place)));
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
         return give(data, static_cast<unsigned long long>(place.id));
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -66,6 +66,11 @@ CUresult attribute_of(const Place &place, Address address, CUpointer_attribute a
         return give(data, range_size);
     case CU_POINTER_ATTRIBUTE_MAPPED:
         return give(data, unsigned(1));
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+        return give(data, unsigned(place.kind == PlaceKind::Plain));
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        return give(data, unsigned(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
         return give(data, static_cast<unsigned long long>(
                               place.mapping ? unsigned(place.mapping->chunk->properties.requestedHandleTypes) : 0u));
@@ -90,6 +95,9 @@ std::size_t bytes_of(CUpointer_attribute attribute) {
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_MAPPED:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
         return 4;
     default:
         return 8;
@@ -107,20 +115,35 @@ DRIVER_CALL("cuPointerGetAttribute", cuPointerGetAttribute, 4000,
     return attribute_of(place, ptr, attribute, data);
 }
 
-// Unlike the singular form this is no error for an unknown pointer: every value is zero then.
+// Unlike the singular form this is no error for an unknown pointer: the values say that it is none.
 DRIVER_CALL("cuPointerGetAttributes", cuPointerGetAttributes, 7000,
             (unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr),
             (numAttributes, attributes, data, ptr)) {
     Lock lock(driver().mutex);
     if (numAttributes == 0 || !attributes || !data)
         return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < numAttributes; ++i)
+        if (attributes[i] == CU_POINTER_ATTRIBUTE_P2P_TOKENS || attributes[i] < CU_POINTER_ATTRIBUTE_CONTEXT ||
+            attributes[i] > CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE)
+            return CUDA_ERROR_INVALID_VALUE;
     Place place = place_of(ptr);
+    bool known = place.kind != PlaceKind::Unknown && !place.freed;
     for (unsigned i = 0; i < numAttributes; ++i) {
-        if (place.kind != PlaceKind::Unknown && attribute_of(place, ptr, attributes[i], data[i]) == CUDA_SUCCESS)
+        if (known && attribute_of(place, ptr, attributes[i], data[i]) == CUDA_SUCCESS)
             continue;
-        std::memset(data[i], 0, bytes_of(attributes[i]));
-        if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+        switch (attributes[i]) {
+        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+            break;  // left as they were
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
             give(data[i], int(CU_DEVICE_INVALID));
+            break;
+        case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+            give(data[i], reinterpret_cast<void *>(known ? 0 : ptr));
+            break;
+        default:
+            std::memset(data[i], 0, bytes_of(attributes[i]));
+        }
     }
     return CUDA_SUCCESS;
 }

@@ -85,23 +85,24 @@ void end_pool(Pool &pool) {
 
 void finish_free(Pool &pool, std::uint32_t index) {
     Block &block = pool.blocks[index];
-    pool.used -= block.bytes;
     leave_chunks(pool, block);
+    if (!pool.advice.empty())
+        pool.advice.erase(pool.base + std::size_t(block.start) * pool_unit);
     pool.blocks.give_back(index);
     --pool.occupied;
     if (pool.destroyed && pool.occupied == 0)
         end_pool(pool);
 }
 
-// A block whose free waits in the queue of the same stream can be used again on it at once.
+// A block whose free waits in a queue can be used again at once on the same stream, and on a stream that
+// waits for an event behind the free.
 std::uint32_t take_freeing(Pool &pool, Stream &stream, std::uint32_t units) {
     for (auto it = pool.freeing.begin(); it != pool.freeing.end(); ++it) {
         Block &block = pool.blocks[*it];
-        if (block.freed_on != &stream || block.units != units)
+        if (block.units != units || !ordered_behind(stream, *block.freed_on, block.freed_order))
             continue;
         std::uint32_t index = *it;
         pool.freeing.erase(it);
-        pool.used -= block.bytes;
         --pool.occupied;
         block.state = BlockState::Live;
         block.freed_on = nullptr;
@@ -218,7 +219,9 @@ bool pool_free(Lock &lock, Pool &pool, Stream &stream, Address address) {
     std::uint32_t index = live_block(pool, address);
     if (!index)
         return false;
+    // What is used falls when the free is submitted, not when it runs.
     --pool.live;
+    pool.used -= pool.blocks[index].bytes;
     if (!work_is_queued()) {
         finish_free(pool, index);
         return true;
@@ -226,6 +229,7 @@ bool pool_free(Lock &lock, Pool &pool, Stream &stream, Address address) {
     Block &block = pool.blocks[index];
     block.state = BlockState::Freeing;
     block.freed_on = &stream;
+    block.freed_order = next_order();
     pool.freeing.push_back(index);
     Work work;
     work.kind = WorkKind::PoolFree;
@@ -247,6 +251,7 @@ bool pool_free_now(Pool &pool, Address address) {
     if (!index)
         return false;
     --pool.live;
+    pool.used -= pool.blocks[index].bytes;
     finish_free(pool, index);
     return true;
 }
@@ -266,6 +271,7 @@ void trim(Pool &pool, std::size_t keep) {
 }
 
 void synchronised() {
+    driver().freed_in_order.clear();
     for (auto &entry : driver().pools_by_address)
         if (entry.second->spare_chunks && entry.second->reserved > entry.second->threshold)
             trim(*entry.second, entry.second->threshold);

@@ -26,6 +26,7 @@ struct Pool {
     std::size_t used = 0, used_high = 0, reserved = 0, reserved_high = 0;
     std::uint64_t threshold = 0;
     int reuse_follow_events = 1, reuse_opportunistic = 1, reuse_internal = 1;
+    std::map<Address, Advice> advice;      // of allocations, when managed
     std::size_t live = 0;       // allocations not freed
     std::size_t occupied = 0;   // those, and the ones whose free waits in a queue
     bool is_default = false;

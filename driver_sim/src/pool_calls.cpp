@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions on pools: making them, attributes, access, allocating and freeing.
+#include "graph.h"
 #include "pool.h"
 
 #include <cstring>
@@ -47,6 +48,14 @@ CUresult allocate(CUdeviceptr *dptr, std::size_t bytes, Pool &pool, Stream &stre
     return CUDA_SUCCESS;
 }
 
+CUresult capture_allocation(CUdeviceptr *dptr, std::size_t bytes, Stream &stream) {
+    Address address;
+    if (CUresult bad = sim::capture_allocation(stream, bytes, address))
+        return bad;
+    *dptr = address;
+    return CUDA_SUCCESS;
+}
+
 Pool *current_pool(Device &device) {
     if (!device.current_pool)
         device.current_pool = default_pool(device);
@@ -80,6 +89,8 @@ DRIVER_CALL("cuMemPoolCreate", cuMemPoolCreate, 11020, (CUmemoryPool * pool, con
             (pool, poolProps)) {
     Driver &d = driver();
     Lock lock(d.mutex);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     if (!pool || !poolProps)
         return CUDA_ERROR_INVALID_VALUE;
     if (poolProps->allocType != CU_MEM_ALLOCATION_TYPE_PINNED &&
@@ -90,8 +101,11 @@ DRIVER_CALL("cuMemPoolCreate", cuMemPoolCreate, 11020, (CUmemoryPool * pool, con
         return CUDA_ERROR_INVALID_VALUE;
     if (handles && poolProps->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
         return CUDA_ERROR_INVALID_VALUE;
-    if (handles & CU_MEM_HANDLE_TYPE_FABRIC)
-        return CUDA_ERROR_NOT_PERMITTED;
+    if (poolProps->maxSize && poolProps->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
+        return CUDA_ERROR_INVALID_VALUE;
+    // Asking for fabric handles is refused when one is exported, other than by cuMemCreate.
+    if (handles && poolProps->location.type == CU_MEM_LOCATION_TYPE_HOST)
+        return CUDA_ERROR_INVALID_VALUE;
     Pool *made;
     if (CUresult bad = make_pool(*poolProps, made))
         return bad;
@@ -102,6 +116,8 @@ DRIVER_CALL("cuMemPoolCreate", cuMemPoolCreate, 11020, (CUmemoryPool * pool, con
 
 DRIVER_CALL("cuMemPoolDestroy", cuMemPoolDestroy, 11020, (CUmemoryPool pool), (pool)) {
     Lock lock(driver().mutex);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     Pool *p;
     if (CUresult bad = known_pool(pool, p))
         return bad;
@@ -114,6 +130,8 @@ DRIVER_CALL("cuMemPoolDestroy", cuMemPoolDestroy, 11020, (CUmemoryPool pool), (p
 DRIVER_CALL("cuMemPoolTrimTo", cuMemPoolTrimTo, 11020, (CUmemoryPool pool, size_t minBytesToKeep),
             (pool, minBytesToKeep)) {
     Lock lock(driver().mutex);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     Pool *p;
     if (CUresult bad = known_pool(pool, p))
         return bad;
@@ -124,6 +142,8 @@ DRIVER_CALL("cuMemPoolTrimTo", cuMemPoolTrimTo, 11020, (CUmemoryPool pool, size_
 DRIVER_CALL("cuMemPoolGetAttribute", cuMemPoolGetAttribute, 11020,
             (CUmemoryPool pool, CUmemPool_attribute attr, void *value), (pool, attr, value)) {
     Lock lock(driver().mutex);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     Pool *p;
     if (CUresult bad = known_pool(pool, p))
         return bad;
@@ -162,6 +182,8 @@ DRIVER_CALL("cuMemPoolGetAttribute", cuMemPoolGetAttribute, 11020,
 DRIVER_CALL("cuMemPoolSetAttribute", cuMemPoolSetAttribute, 11020,
             (CUmemoryPool pool, CUmemPool_attribute attr, void *value), (pool, attr, value)) {
     Lock lock(driver().mutex);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     Pool *p;
     if (CUresult bad = known_pool(pool, p))
         return bad;
@@ -204,6 +226,8 @@ DRIVER_CALL("cuMemPoolSetAttribute", cuMemPoolSetAttribute, 11020,
 DRIVER_CALL("cuMemPoolGetAccess", cuMemPoolGetAccess, 11020,
             (CUmemAccess_flags * flags, CUmemoryPool memPool, CUmemLocation *location), (flags, memPool, location)) {
     Lock lock(driver().mutex);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     Pool *p;
     if (CUresult bad = known_pool(memPool, p))
         return bad;
@@ -221,6 +245,8 @@ DRIVER_CALL("cuMemPoolGetAccess", cuMemPoolGetAccess, 11020,
 DRIVER_CALL("cuMemPoolSetAccess", cuMemPoolSetAccess, 11020,
             (CUmemoryPool pool, const CUmemAccessDesc *map, size_t count), (pool, map, count)) {
     Lock lock(driver().mutex);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     Pool *p;
     if (CUresult bad = known_pool(pool, p))
         return bad;
@@ -335,6 +361,10 @@ DRIVER_CALL_ON_STREAM("cuMemAllocAsync", cuMemAllocAsync, 11020, (CUdeviceptr * 
         return bad;
     if (!dptr)
         return CUDA_ERROR_INVALID_VALUE;
+    if (s->capture)
+        return capture_allocation(dptr, bytesize, *s);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     Pool *pool = current_pool(*s->context->device);
     return pool ? allocate(dptr, bytesize, *pool, *s) : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -351,6 +381,10 @@ DRIVER_CALL_ON_STREAM("cuMemAllocFromPoolAsync", cuMemAllocFromPoolAsync, 11020,
         return bad;
     if (!dptr || p->imported)
         return CUDA_ERROR_INVALID_VALUE;
+    if (s->capture)
+        return capture_allocation(dptr, bytesize, *s);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     return allocate(dptr, bytesize, *p, *s);
 }
 
@@ -364,8 +398,14 @@ DRIVER_CALL_ON_STREAM_NEEDING(Needs::Nothing, "cuMemFreeAsync", cuMemFreeAsync, 
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
         return bad;
+    if (s->capture)
+        return capture_free(*s, dptr);
+    if (CUresult bad = check_capture_allows())
+        return bad;
     if (dptr == 0)
         return CUDA_SUCCESS;
+    if (graph_block_at(dptr))
+        return free_graph_memory(dptr);
     if (Pool *pool = pool_at(dptr))
         return pool_free(lock, *pool, *s, dptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     return free_plain_in_order(lock, *s, dptr);

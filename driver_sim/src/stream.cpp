@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams, among them the legacy and the per-thread default stream of a context.
-#include "driver.h"
+#include "graph.h"
 
 #include <algorithm>
 
@@ -89,6 +89,7 @@ DRIVER_CALL("cuStreamDestroy", cuStreamDestroy_v2, 4000, (CUstream hStream), (hS
     auto found = d.streams.find(stream);
     if (found == d.streams.end())
         return CUDA_ERROR_INVALID_HANDLE;
+    end_capture_of(*stream);
     d.streams.erase(found);
     stream->destroyed = true;
     if (stream->idle())
@@ -101,6 +102,8 @@ DRIVER_CALL_ON_STREAM("cuStreamQuery", cuStreamQuery, 2000, (CUstream stream), (
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
         return bad;
+    if (CUresult bad = check_wait_for(*s))
+        return bad;
     if (s->is_legacy)
         return context_idle(*s->context) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     return s->idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -110,6 +113,8 @@ DRIVER_CALL_ON_STREAM("cuStreamSynchronize", cuStreamSynchronize, 2000, (CUstrea
     Lock lock(driver().mutex);
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
+        return bad;
+    if (CUresult bad = check_wait_for(*s))
         return bad;
     Context *context = s->context;
     wait_for_stream(lock, *s);
@@ -129,6 +134,8 @@ DRIVER_CALL_ON_STREAM("cuStreamWaitEvent", cuStreamWaitEvent, 3020,
         return CUDA_ERROR_INVALID_HANDLE;
     if (Flags & ~unsigned(CU_EVENT_WAIT_EXTERNAL))
         return CUDA_ERROR_INVALID_VALUE;
+    if (s->capture || !event->captured_in.expired())
+        return capture_wait(*s, *event);
     if (!event->recorded)
         return CUDA_SUCCESS;
     Work work;

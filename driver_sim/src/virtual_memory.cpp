@@ -2,6 +2,8 @@
 // Virtual memory management: reservations, physical chunks, mappings and access rights.
 #include "driver.h"
 
+#include <unistd.h>
+
 namespace sim {
 
 namespace {
@@ -18,11 +20,16 @@ void drop_if_unused(Chunk *chunk) {
         return;
     Driver &d = driver();
     d.chunks.erase(chunk->handle);
-    if (chunk->device)
-        chunk->device->give_back(chunk->size);
+    if (!chunk->imported) {
+        if (chunk->device)
+            chunk->device->give_back(chunk->size);
+        else
+            d.host_used -= chunk->size;
+    }
+    if (chunk->descriptor >= 0)
+        close(chunk->descriptor);
     else
-        d.host_used -= chunk->size;
-    chunk_store().give_back(chunk->offset, chunk->size);
+        chunk_store().give_back(chunk->offset, chunk->size);
     delete chunk;
 }
 
@@ -226,7 +233,7 @@ DRIVER_CALL("cuMemMap", cuMemMap, 10020,
     if (!is_reserved(ptr, size) || any_mapping_in(ptr, size))
         return CUDA_ERROR_INVALID_VALUE;
     // The process, not the device, may be out of mappings here (about 65,000).
-    if (!chunk_store().map(chunk->offset, size, ptr))
+    if (!map_chunk(*chunk, ptr))
         return CUDA_ERROR_OUT_OF_MEMORY;
     ++chunk->mappings;
     Mapping &mapping = d.mappings[ptr];
@@ -302,7 +309,7 @@ DRIVER_CALL("cuMemGetAccess", cuMemGetAccess, 10020,
         return CUDA_ERROR_INVALID_VALUE;
     if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
         if (!driver().device(location->id))
-            return CUDA_ERROR_INVALID_VALUE;
+            return CUDA_ERROR_INVALID_DEVICE;
         *flags = mapping->rights.device[location->id];
     } else if (is_host(location->type)) {
         *flags = mapping->rights.host;

@@ -43,6 +43,7 @@ double now() {
 void settle(Stream &stream) {
     if (!stream.idle())
         return;
+    stream.behind.clear();
     auto &busy = queue().busy;
     busy.erase(std::remove(busy.begin(), busy.end(), &stream), busy.end());
     if (stream.destroyed)
@@ -84,18 +85,21 @@ void host_thread_main() {
         lock.unlock();
         call.run();
         lock.lock();
-        call.stream->running_host_function = false;
-        settle(*call.stream);
+        if (call.stream) {
+            call.stream->running_host_function = false;
+            settle(*call.stream);
+        }
         if (!q.held)
             pump(lock);
         driver().progress.notify_all();
     }
 }
 
-void give_to_host_thread(Stream &stream, std::function<CUresult()> run) {
+void give_to_host_thread(Stream *stream, std::function<CUresult()> run) {
     Queue &q = queue();
-    stream.running_host_function = true;
-    q.host_calls.push_back({&stream, std::move(run)});
+    if (stream)
+        stream->running_host_function = true;
+    q.host_calls.push_back({stream, std::move(run)});
     if (!q.host_thread) {
         q.host_thread = true;
         std::thread(host_thread_main).detach();
@@ -112,7 +116,7 @@ void execute(Stream &stream, Work &work) {
         work.marker->done = true;
         break;
     case WorkKind::HostFunction:
-        give_to_host_thread(stream, std::move(work.run));
+        give_to_host_thread(&stream, std::move(work.run));
         break;
     default:
         // Nothing more runs on a context after a fault; events still complete, so nobody hangs.
@@ -150,10 +154,8 @@ bool run_any() {
             candidates.push_back(stream);
     if (candidates.empty())
         return false;
-    Stream *chosen = candidates[0];
-    if (q.interleave)
-        chosen = candidates[q.random() % candidates.size()];
-    else
+    Stream *chosen = candidates[pick(candidates.size())];
+    if (!q.interleave)
         for (Stream *stream : candidates)
             if (stream->queue.front().order < chosen->queue.front().order)
                 chosen = stream;
@@ -179,10 +181,24 @@ template <class Needed> void wait_until_done(Lock &lock, Needed needed) {
 
 CUresult submit(Lock &lock, Stream &stream, Work work) {
     Queue &q = queue();
+    if (stream.capture)
+        return capture_work(stream, std::move(work));
+    if (stream.is_legacy)
+        if (CUresult bad = check_legacy_allowed(*stream.context))
+            return bad;
     work.order = ++q.submitted;
     if (q.held == 0 && q.busy.empty() && work.kind != WorkKind::HostFunction) {
         execute(stream, work);
         return CUDA_SUCCESS;
+    }
+    if (work.kind == WorkKind::Record) {
+        work.marker->order = work.order;
+        work.marker->behind = stream.behind;
+    } else if (work.kind == WorkKind::Wait && !work.marker->done) {
+        for (auto &[other, order] : work.marker->behind)
+            stream.behind[other] = std::max(stream.behind[other], order);
+        std::uint64_t &known = stream.behind[work.marker->stream];
+        known = std::max(known, work.marker->order);
     }
     if (stream.idle())
         q.busy.push_back(&stream);
@@ -193,6 +209,15 @@ CUresult submit(Lock &lock, Stream &stream, Work work) {
 }
 
 bool work_is_queued() { return queue().held != 0 || !queue().busy.empty(); }
+
+std::uint64_t next_order() { return queue().submitted + 1; }
+
+bool ordered_behind(const Stream &stream, Stream &other, std::uint64_t order) {
+    if (&stream == &other)
+        return true;
+    auto known = stream.behind.find(&other);
+    return known != stream.behind.end() && known->second > order;
+}
 
 bool context_idle(Context &context) {
     for (Stream *stream : queue().busy)
@@ -252,6 +277,13 @@ void hold_work(Lock &lock, bool hold) {
         ++q.held;
     else if (q.held && --q.held == 0)
         pump(lock);
+}
+
+void call_on_host_thread(std::function<CUresult()> call) { give_to_host_thread(nullptr, std::move(call)); }
+
+std::size_t pick(std::size_t count) {
+    Queue &q = queue();
+    return q.interleave ? std::size_t(q.random() % count) : 0;
 }
 
 void interleave_work(bool on, std::uint64_t seed) {

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs, what they capture, and their memory. Guarded by `driver().mutex`.
+#pragma once
+
+#include "driver.h"
+
+namespace sim {
+
+struct Graph;
+
+// An allocation that a graph makes. Its address is fixed when the node is made.
+struct GraphBlock {
+    Address base = 0;
+    std::size_t bytes = 0;
+    Device *device = nullptr;
+    std::uint64_t id = 0;
+    bool armed = false;  // allocated by a launch and not yet freed
+    std::shared_ptr<struct GraphMemory> keeps;  // while armed: the memory outlives graph and executable
+};
+
+// The memory behind all allocations of a graph, shared with what is instantiated from it. It is taken at the
+// first launch; after its end the device keeps it for other graphs until it is trimmed.
+struct GraphMemory {
+    Device *device = nullptr;
+    std::vector<std::unique_ptr<GraphBlock>> blocks;
+    std::size_t taken = 0;  // bytes, 0 before the first launch
+    ~GraphMemory();
+};
+
+struct Node {
+    Graph *graph = nullptr;
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+    std::vector<Node *> behind;  // what must have run before
+    Work work;                   // what a launch submits
+    GraphBlock *block = nullptr;  // of an allocation or a free node
+};
+
+struct UserObject {
+    void *pointer = nullptr;
+    CUhostFn destroy = nullptr;
+    unsigned references = 0;
+};
+
+struct Graph {
+    std::vector<std::unique_ptr<Node>> nodes;  // in an order in which they can run
+    std::shared_ptr<GraphMemory> memory;
+    std::map<UserObject *, unsigned> user_objects;
+};
+
+struct ExecutableGraph {
+    struct Step {
+        CUgraphNodeType type;
+        std::vector<std::size_t> behind;
+        Work work;
+        GraphBlock *block;
+    };
+    std::vector<Step> steps;
+    std::shared_ptr<GraphMemory> memory;
+    std::map<UserObject *, unsigned> user_objects;
+    unsigned long long flags = 0;
+};
+
+struct Capture {
+    Stream *origin = nullptr;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    std::uint64_t thread = 0, id = 0;
+    bool invalid = false;
+    std::unique_ptr<Graph> graph;
+    std::map<Stream *, std::vector<Node *>> last;  // by stream: what the next node comes behind
+};
+
+// --- capture.cpp ---
+
+Node *capture_node(Stream &stream, CUgraphNodeType type);
+void end_capture_of(Stream &stream);  // the stream goes away
+
+// --- graph_memory.cpp ---
+
+GraphBlock *graph_block_at(Address address);
+CUresult capture_allocation(Stream &stream, std::size_t bytes, Address &address);
+CUresult capture_free(Stream &stream, Address address);
+CUresult free_graph_memory(Address address);
+CUresult prepare_memory(GraphMemory &memory);
+
+// --- graph.cpp ---
+
+void destroy_graph(Graph *graph);
+std::vector<std::size_t> order_of_steps(const ExecutableGraph &graph);
+
+}  // namespace sim

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that graphs allocate and free.
+#include "graph.h"
+#include "pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace sim {
+
+namespace {
+
+std::size_t in_pages(std::size_t bytes) { return (bytes + page_size - 1) / page_size * page_size; }
+
+void set_high(Device &device) {
+    device.graph_used_high = std::max(device.graph_used_high, device.graph_used);
+    device.graph_reserved_high = std::max(device.graph_reserved_high, device.graph_used + device.graph_spare);
+}
+
+}  // namespace
+
+GraphMemory::~GraphMemory() {
+    Driver &d = driver();
+    for (auto &block : blocks) {
+        AddressSpace::withdraw(block->base, in_pages(block->bytes));
+        d.plain_space.give_back(block->base, in_pages(block->bytes));
+        d.graph_blocks.erase(block->base);
+    }
+    if (taken) {
+        device->graph_used -= taken;
+        device->graph_spare += taken;
+    }
+}
+
+GraphBlock *graph_block_at(Address address) {
+    auto &blocks = driver().graph_blocks;
+    auto it = blocks.upper_bound(address);
+    if (it == blocks.begin())
+        return nullptr;
+    GraphBlock *block = std::prev(it)->second;
+    return address < block->base + block->bytes ? block : nullptr;
+}
+
+CUresult capture_allocation(Stream &stream, std::size_t bytes, Address &address) {
+    Driver &d = driver();
+    Capture &capture = *stream.capture;
+    if (capture.invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    address = 0;
+    if (bytes == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (bytes > stream.context->device->total)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    Address base = d.plain_space.take(in_pages(bytes), page_size);
+    if (!base)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    auto block = std::make_unique<GraphBlock>();
+    block->base = address = base;
+    block->bytes = bytes;
+    block->device = stream.context->device;
+    block->id = d.next_id++;
+    std::shared_ptr<GraphMemory> &memory = capture.graph->memory;
+    if (!memory) {
+        memory = std::make_shared<GraphMemory>();
+        memory->device = block->device;
+    }
+    d.graph_blocks[base] = block.get();
+    capture_node(stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC)->block = block.get();
+    memory->blocks.push_back(std::move(block));
+    return CUDA_SUCCESS;
+}
+
+// Only what the same capture has allocated can be freed in it; anything else leaves the capture as it is.
+CUresult capture_free(Stream &stream, Address address) {
+    Capture &capture = *stream.capture;
+    if (capture.invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (address == 0)
+        return CUDA_SUCCESS;
+    GraphBlock *block = graph_block_at(address);
+    bool own = false;
+    for (auto &node : capture.graph->nodes)
+        if (block && node->block == block) {
+            if (node->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+                return CUDA_ERROR_INVALID_VALUE;
+            own = true;
+        }
+    if (!own || block->base != address)
+        return CUDA_ERROR_INVALID_VALUE;
+    capture_node(stream, CU_GRAPH_NODE_TYPE_MEM_FREE)->block = block;
+    return CUDA_SUCCESS;
+}
+
+// Outside a graph: frees what a launch has allocated.
+CUresult free_graph_memory(Address address) {
+    GraphBlock *block = graph_block_at(address);
+    if (!block || block->base != address || !block->armed)
+        return CUDA_ERROR_INVALID_VALUE;
+    block->armed = false;
+    std::shared_ptr<GraphMemory> last = std::move(block->keeps);
+    return CUDA_SUCCESS;
+}
+
+CUresult prepare_memory(GraphMemory &memory) {
+    if (memory.taken)
+        return CUDA_SUCCESS;
+    std::size_t bytes = 0;
+    for (auto &block : memory.blocks)
+        bytes += in_pages(block->bytes);
+    bytes = (bytes + pool_chunk - 1) / pool_chunk * pool_chunk;
+    Device &device = *memory.device;
+    std::size_t from_spare = std::min(device.graph_spare, bytes);
+    if (!device.take(bytes - from_spare))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    device.graph_spare -= from_spare;
+    device.graph_used += bytes;
+    memory.taken = bytes;
+    set_high(device);
+    for (auto &block : memory.blocks)
+        mprotect(reinterpret_cast<void *>(block->base), in_pages(block->bytes), PROT_READ | PROT_WRITE);
+    return CUDA_SUCCESS;
+}
+
+DRIVER_CALL("cuDeviceGraphMemTrim", cuDeviceGraphMemTrim, 11040, (CUdevice device), (device)) {
+    Lock lock(driver().mutex);
+    Device *d = driver().device(device);
+    if (!d)
+        return CUDA_ERROR_INVALID_DEVICE;
+    d->give_back(d->graph_spare);
+    d->graph_spare = 0;
+    return CUDA_SUCCESS;
+}
+
+DRIVER_CALL("cuDeviceGetGraphMemAttribute", cuDeviceGetGraphMemAttribute, 11040,
+            (CUdevice device, CUgraphMem_attribute attr, void *value), (device, attr, value)) {
+    Lock lock(driver().mutex);
+    Device *d = driver().device(device);
+    if (!d)
+        return CUDA_ERROR_INVALID_DEVICE;
+    std::uint64_t number;
+    switch (attr) {
+    case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
+        number = d->graph_used;
+        break;
+    case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH:
+        number = d->graph_used_high;
+        break;
+    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
+        number = d->graph_used + d->graph_spare;
+        break;
+    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
+        number = d->graph_reserved_high;
+        break;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!value)
+        return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(value, &number, sizeof number);
+    return CUDA_SUCCESS;
+}
+
+DRIVER_CALL("cuDeviceSetGraphMemAttribute", cuDeviceSetGraphMemAttribute, 11040,
+            (CUdevice device, CUgraphMem_attribute attr, void *value), (device, attr, value)) {
+    Lock lock(driver().mutex);
+    Device *d = driver().device(device);
+    if (!d)
+        return CUDA_ERROR_INVALID_DEVICE;
+    std::uint64_t number = 1;
+    if (value)
+        std::memcpy(&number, value, sizeof number);
+    if (number != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (attr == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
+        d->graph_used_high = d->graph_used;
+    else if (attr == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
+        d->graph_reserved_high = d->graph_used + d->graph_spare;
+    else
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+}  // namespace sim
