@@ -39,6 +39,7 @@ struct Graph;
 struct GraphBlock;
 struct Node;
 struct Pool;
+struct SharedEventPage;
 struct Stream;
 struct UserObject;
 
@@ -48,6 +49,8 @@ struct UserObject;
 struct Marker {
     bool done = false;
     double milliseconds = 0;
+    std::shared_ptr<SharedEventPage> shared;
+    std::uint64_t number = 0;  // of this recording among those of the shared event
     Stream *stream = nullptr;
     std::uint64_t order = 0;
     std::map<Stream *, std::uint64_t> behind;  // as of Stream, when it was recorded
@@ -79,10 +82,19 @@ struct Stream {
     bool blocking() const { return !(flags & CU_STREAM_NON_BLOCKING); }
 };
 
+struct SharedEvent;
+
+struct SharedEventPage {  // of an event that other processes can open
+    SharedEvent *page = nullptr;
+    int descriptor = -1;
+    ~SharedEventPage();
+};
+
 struct Event {
     Context *context = nullptr;
     unsigned flags = 0;
     std::shared_ptr<Marker> recorded;
+    std::shared_ptr<SharedEventPage> shared;
     std::weak_ptr<Capture> captured_in;  // when the last record was captured
     std::vector<Node *> captured_behind;
 };
@@ -272,6 +284,14 @@ CUresult check_legacy_allowed(Context &context);
 CUresult capture_work(Stream &stream, Work work);
 CUresult capture_record(Stream &stream, Event &event);
 CUresult capture_wait(Stream &stream, Event &event);
+
+// --- events of several processes (event_sharing.cpp) ---
+
+CUresult share_event(Event &event);
+std::uint64_t shared_submit(SharedEventPage &shared);
+void shared_complete(SharedEventPage &shared, std::uint64_t number);
+bool shared_done(const SharedEventPage &shared);
+void wait_for_shared(Lock &lock, std::shared_ptr<SharedEventPage> shared);
 
 // --- memory (memory_lookup.cpp) ---
 

@@ -36,6 +36,10 @@ CUresult record(CUevent handle, CUstream stream_handle) {
     work.kind = WorkKind::Record;
     work.marker = std::make_shared<Marker>();
     work.marker->stream = stream;
+    if (event->shared) {
+        work.marker->shared = event->shared;
+        work.marker->number = shared_submit(*event->shared);
+    }
     event->recorded = work.marker;
     return submit(lock, *stream, std::move(work));
 }
@@ -56,6 +60,11 @@ DRIVER_CALL("cuEventCreate", cuEventCreate, 2000, (CUevent * phEvent, unsigned i
     auto *event = new Event;
     event->context = context;
     event->flags = Flags;
+    if (Flags & CU_EVENT_INTERPROCESS)
+        if (CUresult bad = share_event(*event)) {
+            delete event;
+            return bad;
+        }
     d.events.insert(event);
     *phEvent = reinterpret_cast<CUevent>(event);
     return CUDA_SUCCESS;
@@ -89,6 +98,8 @@ DRIVER_CALL("cuEventQuery", cuEventQuery, 2000, (CUevent hEvent), (hEvent)) {
         return bad;
     if (CUresult bad = check_wait(*event))
         return bad;
+    if (event->shared)
+        return shared_done(*event->shared) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     return !event->recorded || event->recorded->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -102,6 +113,8 @@ DRIVER_CALL("cuEventSynchronize", cuEventSynchronize, 2000, (CUevent hEvent), (h
     Context *context = event->context;
     if (std::shared_ptr<Marker> marker = event->recorded)
         wait_for_marker(lock, marker);
+    if (event->shared)
+        wait_for_shared(lock, event->shared);
     synchronised();
     return context->fault;
 }

@@ -44,6 +44,20 @@ Place place_of(Address address) {
         return place;
     }
     if (Pool *pool = pool_at(address)) {
+        if (pool->imported) {
+            auto import = pool->imports.upper_bound(address);
+            if (import == pool->imports.begin())
+                return place;
+            --import;
+            if (address >= import->first + import->second)
+                return place;
+            place.kind = PlaceKind::Pool;
+            place.base = import->first;
+            place.size = import->second;
+            place.device = pool->device;
+            place.pool = pool;
+            return place;
+        }
         Block &block = pool->blocks[pool->blocks.containing(std::uint32_t((address - pool->base) / pool_unit))];
         Address base = pool->base + std::size_t(block.start) * pool_unit;
         if (block.state == BlockState::Free || address >= base + block.bytes)

@@ -73,12 +73,14 @@ bool enter_chunks(Pool &pool, const Block &block) {
 
 void end_pool(Pool &pool) {
     Driver &d = driver();
-    trim(pool, 0);
+    if (!pool.imported)
+        trim(pool, 0);
     AddressSpace::withdraw(pool.base, pool.span);
     d.pool_space.give_back(pool.base, pool.span);
     if (pool.descriptor >= 0)
         close(pool.descriptor);
-    pool.blocks.close();
+    if (!pool.imported)
+        pool.blocks.close();
     d.pools_by_address.erase(pool.base);
     retire(&pool);
 }
@@ -109,6 +111,16 @@ std::uint32_t take_freeing(Pool &pool, Stream &stream, std::uint32_t units) {
         return index;
     }
     return 0;
+}
+
+// The memory stays the exporter's.
+bool end_import(Pool &pool, Address address) {
+    if (!pool.imports.erase(address))
+        return false;
+    --pool.occupied;
+    if (pool.destroyed && pool.occupied == 0)
+        end_pool(pool);
+    return true;
 }
 
 std::uint32_t live_block(Pool &pool, Address address) {
@@ -158,7 +170,7 @@ CUresult make_pool(const CUmemPoolProps &properties, Pool *&pool) {
     bool ok = true;
     if (properties.handleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
         made->descriptor = memfd_create("cuda-driver-sim-pool", MFD_CLOEXEC);
-        ok = made->descriptor >= 0 && ftruncate(made->descriptor, off_t(made->span)) == 0;
+        ok = made->descriptor >= 0 && label_pool(*made);
         flags = MAP_FIXED | MAP_NORESERVE | MAP_SHARED;
     }
     ok = ok && mmap(reinterpret_cast<void *>(made->base), made->span, PROT_READ | PROT_WRITE, flags,
@@ -216,6 +228,8 @@ CUresult pool_allocate(Pool &pool, Stream &stream, std::size_t bytes, Address &a
 }
 
 bool pool_free(Lock &lock, Pool &pool, Stream &stream, Address address) {
+    if (pool.imported)
+        return end_import(pool, address);
     std::uint32_t index = live_block(pool, address);
     if (!index)
         return false;
@@ -247,6 +261,8 @@ bool pool_free(Lock &lock, Pool &pool, Stream &stream, Address address) {
 }
 
 bool pool_free_now(Pool &pool, Address address) {
+    if (pool.imported)
+        return end_import(pool, address);
     std::uint32_t index = live_block(pool, address);
     if (!index)
         return false;

@@ -32,6 +32,8 @@ struct Pool {
     bool is_default = false;
     bool destroyed = false;     // by the program; it stays until the last allocation is gone
     bool imported = false;      // from another process, or from this one
+    std::uint64_t identity = 0;             // in all processes that share it
+    std::map<Address, std::size_t> imports;  // pointers imported, when the pool is
     int descriptor = -1;        // of its memory, when it can be shared
 
     bool managed() const { return properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED; }
@@ -40,6 +42,7 @@ struct Pool {
 
 CUresult make_pool(const CUmemPoolProps &properties, Pool *&pool);
 CUresult known_pool(CUmemoryPool handle, Pool *&pool);
+bool label_pool(Pool &pool);  // one that can be shared
 Pool *default_pool(Device &device);
 Pool *pool_at(Address address);
 

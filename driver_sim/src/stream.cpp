@@ -136,6 +136,8 @@ DRIVER_CALL_ON_STREAM("cuStreamWaitEvent", cuStreamWaitEvent, 3020,
         return CUDA_ERROR_INVALID_VALUE;
     if (s->capture || !event->captured_in.expired())
         return capture_wait(*s, *event);
+    if (event->shared && (!event->recorded || event->recorded->done))
+        wait_for_shared(lock, event->shared);
     if (!event->recorded)
         return CUDA_SUCCESS;
     Work work;

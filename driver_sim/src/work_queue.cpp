@@ -114,6 +114,8 @@ void execute(Stream &stream, Work &work) {
     case WorkKind::Record:
         work.marker->milliseconds = now();
         work.marker->done = true;
+        if (work.marker->shared)
+            shared_complete(*work.marker->shared, work.marker->number);
         break;
     case WorkKind::HostFunction:
         give_to_host_thread(&stream, std::move(work.run));
