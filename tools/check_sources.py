@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check what the linters do not: the licence line of every source file, and its length.
+"""Check what the linters do not: the licence line of every source file. Name the files that are long.
 
     python tools/check_sources.py
 
-A file longer than the limit usually holds two concepts.
+A file longer than the limit usually holds two concepts; that is for a reader to judge, so it is no error.
 """
 
 import subprocess
@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SUFFIXES = {".py", ".pyx", ".pxd", ".c", ".cpp", ".h", ".hpp", ".sh"}
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 LONGEST = 600
+RECORDINGS = Path("driver_sim/tests/driver_facts")  # kept byte for byte as they were run on the GPU
 
 
 def source_files():
@@ -29,26 +30,31 @@ def source_files():
     else:  # an unpacked archive
         skipped = {"build", ".venv", "dist"}
         paths = [p for p in ROOT.rglob("*") if not skipped & set(p.relative_to(ROOT).parts)]
-    return sorted(path for path in paths if path.suffix in SUFFIXES and path.is_file())
+    return sorted(
+        path
+        for path in paths
+        if path.suffix in SUFFIXES and path.is_file() and ROOT / RECORDINGS not in path.parents
+    )
 
 
-def complaints(path):
-    """Return what is wrong with one file, as lines to print."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    head = lines[1:2] if lines[:1] and lines[0].startswith("#!") else lines[:1]
-    found = []
-    if lines and not (head and LICENCE in head[0]):
-        found.append(f"the first line does not say {LICENCE}")
-    if len(lines) > LONGEST:
-        found.append(f"{len(lines)} lines, more than {LONGEST}")
-    return [f"{path.relative_to(ROOT)}: {text}" for text in found]
+def is_licensed(lines):
+    """Tell whether the first line, or the second after a ``#!``, names the licence."""
+    head = lines[1:2] if lines[0].startswith("#!") else lines[:1]
+    return bool(head) and LICENCE in head[0]
 
 
 def main():
     files = source_files()
-    found = [line for path in files for line in complaints(path)]
-    print("\n".join([*found, f"{len(files)} source files checked, {len(found)} complaints"]))
-    return 1 if found else 0
+    unlicensed = 0
+    for path in files:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if lines and not is_licensed(lines):
+            unlicensed += 1
+            print(f"{path.relative_to(ROOT)}: the first line does not say {LICENCE}")
+        if len(lines) > LONGEST:
+            print(f"{path.relative_to(ROOT)}: note: {len(lines)} lines; two concepts?")
+    print(f"{len(files)} source files checked, {unlicensed} without the licence line")
+    return 1 if unlicensed else 0
 
 
 if __name__ == "__main__":
