@@ -118,6 +118,9 @@ def devices():
         device.set_current()
         # The first set on a GPU loads a module into device memory, which must not look like a leak of some test.
         warm_up()
+    # Each test collects twice. What was imported so far need not be looked at every time.
+    gc.collect()
+    gc.freeze()
     return found
 
 
@@ -200,6 +203,7 @@ def nothing_left(request, devices, driver_watch):
     free = free_memory()
     yield
     devices[0].set_current()
+    request.node.funcargs.clear()  # pytest keeps what the fixtures made until the test is taken down
     gc.collect()
     refused = driver_watch.refused()
     left = _live_now(driver_watch)

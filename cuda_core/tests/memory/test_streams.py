@@ -11,12 +11,13 @@ from cuda.core import (
     LEGACY_DEFAULT_STREAM,
     PER_THREAD_DEFAULT_STREAM,
     CloseResult,
+    CUDAError,
     Ownership,
     Stream,
     StreamOptions,
 )
 from python_resources import Plain
-from support import GRANULE, address_free, blocked, check, holds, race, read
+from support import GRANULE, address_free, blocked, check, fill, holds, place, race, read
 
 WORD = 0xABCDEF01
 
@@ -111,8 +112,6 @@ def test_a_moving_grow_keeps_what_the_recorded_stream_still_writes(resource, str
 
 @pytest.mark.sim_only
 def test_growing_in_place_waits_for_nothing(device, stream, held, driver_watch):
-    from support import place
-
     buffer, resource = place(device, GRANULE, stretch=6, reserve_size=2 * GRANULE)
     buffer.set_deallocation_stream(stream)
     with held():
@@ -214,9 +213,6 @@ def test_a_close_that_fails_leaves_the_recorded_stream(device):
 @pytest.mark.sim_only
 @pytest.mark.provokes_refusals
 def test_a_wait_that_fails_leaves_the_buffer_whole(resource, stream, driver_watch):
-    from cuda.core import CUDAError
-    from support import fill
-
     buffer = resource.allocate(GRANULE, stream=stream)
     fill(buffer.handle, GRANULE, seed=5)
     with driver_watch.fail("cuStreamSynchronize"):
@@ -230,37 +226,49 @@ def test_a_wait_that_fails_leaves_the_buffer_whole(resource, stream, driver_watc
 # --- capture -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def capture(stream):
-    """A stream being captured; at the end the capture must have survived."""
-    has_capture = driver.cuStreamBeginCapture
-    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    try:
-        error = has_capture(int(stream.handle), mode)[0]
-    except RuntimeError:  # the function is absent
-        pytest.skip("this driver has no stream capture")
-    assert error == driver.CUresult.CUDA_SUCCESS
-    yield stream
+    """Capture the stream; at the end the capture must have survived."""
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    check(driver.cuStreamBeginCapture(int(stream.handle), mode))
+    yield
     graph = check(driver.cuStreamEndCapture(int(stream.handle)))
     assert int(graph) != 0
     check(driver.cuGraphDestroy(graph))
 
 
-def test_a_release_on_a_capturing_stream_is_refused_and_the_capture_goes_on(resource, capture):
-    from cuda.core import CUDAError
-
-    buffer = resource.allocate(GRANULE)
-    with pytest.raises(CUDAError, match="captur"):
-        buffer.close(capture)
-    assert buffer.ownership is Ownership.OWNED
-    buffer.set_deallocation_stream(capture)
-    with blocked(buffer):
+@pytest.mark.parametrize("how", ["recorded", "given"])
+def test_a_release_on_a_capturing_stream_is_refused_and_the_capture_goes_on(resource, stream, how):
+    buffer = resource.allocate(GRANULE, stream=stream if how == "recorded" else None)
+    fill(buffer.handle, GRANULE, seed=1)
+    address = buffer.handle
+    with capture(stream):
         with pytest.raises(CUDAError, match="captur"):
-            resource.modify_allocation(buffer, 2 * GRANULE)
-    assert (buffer.ownership, buffer.size) == (Ownership.OWNED, GRANULE)
-    with pytest.raises(CUDAError, match="captur"):
-        buffer.close()
-    buffer.set_deallocation_stream(LEGACY_DEFAULT_STREAM)
-    other = check(driver.cuStreamCreate(1))
-    assert buffer.close(Stream.from_handle(int(other))) is CloseResult.DONE
-    check(driver.cuStreamDestroy(other))
+            buffer.close(stream if how == "given" else None)
+        assert (buffer.ownership, buffer.handle) == (Ownership.OWNED, address)
+    assert holds(buffer.handle, GRANULE, seed=1)
+    assert buffer.close() is CloseResult.DONE
+
+
+def test_a_moving_grow_is_refused_while_the_recorded_stream_is_being_captured(resource, stream):
+    """Its old addresses could not be retired; growing in place needs no waiting and goes on."""
+    buffer = resource.allocate(GRANULE, stream=stream)
+    fill(buffer.handle, GRANULE, seed=1)
+    address = buffer.handle
+    with blocked(buffer):
+        with capture(stream):
+            with pytest.raises(CUDAError, match="captur"):
+                resource.modify_allocation(buffer, 2 * GRANULE)
+            assert (buffer.ownership, buffer.handle, buffer.size) == (Ownership.OWNED, address, GRANULE)
+        grown = resource.modify_allocation(buffer, 2 * GRANULE)
+    assert holds(grown.handle, GRANULE, seed=1)
+    grown.close()
+
+
+def test_growing_in_place_goes_on_during_a_capture(device, stream):
+    buffer, resource = place(device, GRANULE, stretch=4, reserve_size=2 * GRANULE)
+    buffer.set_deallocation_stream(stream)
+    with capture(stream):
+        for granules in (2, 3):
+            buffer = resource.modify_allocation(buffer, granules * GRANULE)
+    assert buffer.close() is CloseResult.DONE
