@@ -5,6 +5,9 @@ from cuda.bindings cimport cydriver
 
 from cuda.core._driver cimport check, ensure_driver
 
+# Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
+from cuda.bindings import driver
+
 __all__ = ["Context"]
 
 # The primary context of each device that was asked for. It stays retained until the process ends: a release would
@@ -84,8 +87,6 @@ cdef class Context:
     @property
     def handle(self):
         """The ``CUcontext`` as a ``cuda.bindings.driver`` object, or None when the context is closed."""
-        from cuda.bindings import driver
-
         return driver.CUcontext(<size_t>self._context) if self._context != NULL else None
 
     @property

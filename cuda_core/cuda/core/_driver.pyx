@@ -27,6 +27,51 @@ _WAY_OUT = (
 )
 
 
+# Every driver function that the package calls. A function that the driver lacks is found here, at the first use: the
+# calls themselves are made without the GIL, where an exception of the bindings could only be printed.
+REQUIRED_FUNCTIONS = (
+    b"cuCtxGetCurrent",
+    b"cuCtxGetDevice",
+    b"cuCtxGetStreamPriorityRange",
+    b"cuCtxPopCurrent",
+    b"cuCtxPushCurrent",
+    b"cuCtxSetCurrent",
+    b"cuCtxSynchronize",
+    b"cuDeviceCanAccessPeer",
+    b"cuDeviceGetAttribute",
+    b"cuDeviceGetCount",
+    b"cuDeviceGetName",
+    b"cuDeviceGetUuid",
+    b"cuDevicePrimaryCtxRelease",
+    b"cuDevicePrimaryCtxRetain",
+    b"cuEventCreate",
+    b"cuEventDestroy",
+    b"cuEventElapsedTime",
+    b"cuEventQuery",
+    b"cuEventRecord",
+    b"cuEventSynchronize",
+    b"cuMemAddressFree",
+    b"cuMemAddressReserve",
+    b"cuMemCreate",
+    b"cuMemGetAccess",
+    b"cuMemGetAllocationGranularity",
+    b"cuMemMap",
+    b"cuMemRelease",
+    b"cuMemRetainAllocationHandle",
+    b"cuMemSetAccess",
+    b"cuMemUnmap",
+    b"cuPointerGetAttributes",
+    b"cuStreamCreateWithPriority",
+    b"cuStreamDestroy",
+    b"cuStreamGetCtx",
+    b"cuStreamGetFlags",
+    b"cuStreamGetPriority",
+    b"cuStreamIsCapturing",
+    b"cuStreamSynchronize",
+    b"cuStreamWaitEvent",
+)
+
+
 cdef bint is_finalizing() noexcept nogil:
     return cuda_core_is_finalizing()
 
@@ -55,6 +100,22 @@ cdef int check(cydriver.CUresult result, const char* function) except -1:
     return 0
 
 
+cdef int _require_functions() except -1:
+    cdef void* found
+    cdef cydriver.CUdriverProcAddressQueryResult status = cydriver.CUdriverProcAddressQueryResult.CU_GET_PROC_ADDRESS_SUCCESS
+    cdef cydriver.CUresult result
+    cdef bytes name
+    missing = []
+    for name in REQUIRED_FUNCTIONS:
+        found = NULL
+        result = cydriver.cuGetProcAddress(name, &found, 13000, 0, &status)
+        if result != cydriver.CUresult.CUDA_SUCCESS or found == NULL:
+            missing.append(name.decode())
+    if missing:
+        raise RuntimeError(f"the CUDA driver lacks functions that cuda.core needs: {', '.join(missing)}")
+    return 0
+
+
 cdef int ensure_driver() except -1:
     """Load and initialise the driver at the first call that needs it.
 
@@ -76,5 +137,6 @@ cdef int ensure_driver() except -1:
     if result == cydriver.CUresult.CUDA_ERROR_NO_DEVICE:
         raise error_for(result, b"cuInit") from RuntimeError(_WAY_OUT.format("no device"))
     check(result, b"cuInit")
+    _require_functions()
     _ready = True
     return 0

@@ -9,6 +9,9 @@ from libcpp.atomic cimport atomic
 from cuda.core._context cimport wrap_context
 from cuda.core._driver cimport check
 
+# Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
+from cuda.bindings import driver
+
 __all__ = ["Event", "EventOptions"]
 
 cdef atomic[long] _live
@@ -178,8 +181,6 @@ cdef class Event:
     @property
     def handle(self):
         """The ``CUevent`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
-        from cuda.bindings import driver
-
         return driver.CUevent(<size_t>self._event)
 
     @property

@@ -18,6 +18,9 @@ from cuda.core._context cimport current_context, device_of_context, wrap_context
 from cuda.core._driver cimport check, ensure_driver, is_finalizing
 from cuda.core._event cimport Event, create_event
 
+# Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
+from cuda.bindings import driver
+
 __all__ = ["LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM", "Stream", "StreamOptions"]
 
 cdef extern from *:
@@ -290,8 +293,6 @@ cdef class Stream:
     @property
     def handle(self):
         """The ``CUstream`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
-        from cuda.bindings import driver
-
         return driver.CUstream(<size_t>self._handle.stream if self._handle != NULL else 0)
 
     @property

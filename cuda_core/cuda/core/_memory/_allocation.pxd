@@ -14,6 +14,7 @@ cdef class Record:
     cdef atomic[uint64_t]* word     # own_word, or the word of the range
     cdef uint32_t epoch
     cdef int device_id
+    cdef bint reported              # that it was dropped and could not be returned
     cdef uintptr_t pointer
     cdef size_t size
     cdef uint64_t serial

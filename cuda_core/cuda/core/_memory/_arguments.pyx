@@ -45,7 +45,7 @@ cdef uintptr_t pointer_argument(object value, str name) except? 0xFFFFFFFF:
     """Return an address given as an integer, a ``CUdeviceptr`` or None (0)."""
     if value is None:
         return 0
-    if isinstance(value, bool) or isinstance(value, float):
+    if isinstance(value, (bool, float, str, bytes, bytearray)):  # int() would read them as numbers
         raise TypeError(f"{name} must be an address, got {value!r}")
     try:
         number = int(value)

@@ -15,3 +15,4 @@ cdef class MemoryResource:
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream)
 cdef int ask_python(Record record, StreamHandle* order) except -1
+cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer)

@@ -30,6 +30,11 @@ from cuda.core._memory._release import CloseResult
 
 __all__ = ["Buffer", "MemoryResource"]
 
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+
+cdef dict _asked = {}  # thread -> the record whose release is asking a subclass of a built-in resource
+
 _RESULTS = tuple(CloseResult(number) for number in range(len(CloseResult)))
 
 
@@ -178,7 +183,7 @@ cdef class Buffer(Record):
         """
         cdef StreamHandle* order = NULL
         if stream is None:
-            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, self.stream)]
+            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, NULL)]
         order = bind_stream(Stream_accept(stream))
         try:
             return _RESULTS[release(self, EVENT_BEGIN_RELEASE, order)]
@@ -193,10 +198,10 @@ cdef class Buffer(Record):
         # A Python-defined deallocate that failed may have freed or not: it is asked again by an explicit close only.
         cdef int event = EVENT_BEGIN_AUTOMATIC_RELEASE if self.deleter == ask_python else EVENT_BEGIN_RELEASE
         if exc_value is None:
-            release(self, event, self.stream)
+            release(self, event, NULL)
             return
         try:
-            release(self, event, self.stream)
+            release(self, event, NULL)
         except Exception as error:
             _add_note(exc_value, f"leaving the block could not return {self.describe()}: {error}")
 
@@ -217,8 +222,12 @@ cdef class Buffer(Record):
         """
         cdef StreamHandle* order
         cdef StreamHandle* old
-        self.ensure_usable()
         order = bind_stream(Stream_accept(stream))
+        try:
+            self.ensure_usable()
+        except:
+            release_stream(order)
+            raise
         old = self.stream
         self.stream = order
         release_stream(old)
@@ -366,8 +375,30 @@ cdef int _add_note(object error, str text) except -1:
 cdef int ask_python(Record record, StreamHandle* order) except -1:
     """The deleter of Python-defined resources: ask ``deallocate``, once, with the size that was allocated."""
     cdef Stream stream = default_stream() if order == NULL else wrap_stream(order)
-    record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
+    cdef object thread, outer
+    if record.range is None:
+        record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
+        return 0
+    # A subclass of a built-in resource: its deallocate will call the built-in one, which must find this record.
+    thread = PyThread_get_thread_ident()
+    outer = _asked.get(thread)
+    _asked[thread] = record
+    try:
+        record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
+    finally:
+        if outer is None:
+            del _asked[thread]
+        else:
+            _asked[thread] = outer
     return 0
+
+
+cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer):
+    """Return the record whose release is asking ``resource`` on this thread to free ``pointer``, or None."""
+    cdef Record record = _asked.get(PyThread_get_thread_ident())
+    if record is None or record.resource is not resource or record.pointer != pointer:
+        return None
+    return record
 
 
 cdef class MemoryResource:

@@ -24,7 +24,13 @@ from cuda.core._memory._ownership cimport (
     VERDICT_LENT,
     VERDICT_NOTHING,
 )
-from cuda.core._stream cimport StreamHandle, stream_is_capturing, wait_for_stream
+from cuda.core._stream cimport (
+    StreamHandle,
+    release_stream,
+    retain_stream,
+    stream_is_capturing,
+    wait_for_stream,
+)
 
 from cuda.core._errors import CUDAWarning
 
@@ -68,20 +74,21 @@ cdef int release(Record record, int event, StreamHandle* order) except -1:
     event
         ``EVENT_BEGIN_RELEASE`` for an explicit close, ``EVENT_BEGIN_AUTOMATIC_RELEASE`` otherwise.
     order
-        The stream that orders this release. It is used for this attempt only; a failed one leaves the record's own.
+        The stream that orders this release, or NULL for the record's own. It is used for this attempt only.
 
     Returns
     -------
     int
         One of the ``CLOSE_`` numbers.
     """
-    cdef int verdict
     cdef bint owned = record.state() == STATE_OWNED
-    verdict = record.apply(event)
+    cdef int verdict = record.apply(event)
     if verdict == VERDICT_GO:
         if record.state() == STATE_RELEASED:  # borrowed: the transition is all there is to do
             record.forget()
             return CLOSE_DONE
+        # The deleter waits without the GIL, and another thread may replace the record's stream meanwhile.
+        order = retain_stream(record.stream if order == NULL else order)
         record.set_claiming_thread(PyThread_get_thread_ident())
         try:
             record.deleter(record, order)
@@ -89,6 +96,8 @@ cdef int release(Record record, int event, StreamHandle* order) except -1:
             record.set_claiming_thread(0)
             record.apply(EVENT_ABORT_RELEASE)
             raise
+        finally:
+            release_stream(order)
         record.set_claiming_thread(0)
         record.apply(EVENT_COMMIT_RELEASE)
         if owned:
@@ -113,8 +122,15 @@ cdef int release_from_collection(Record record) noexcept:
         # No Python may run, no stream is waited for: the process is about to give everything back by ending.
         return 0
     try:
-        release(record, EVENT_BEGIN_AUTOMATIC_RELEASE, record.stream)
+        if (
+            release(record, EVENT_BEGIN_AUTOMATIC_RELEASE, NULL) == CLOSE_NOTHING
+            and record.state() == STATE_OWNED
+            and not record.reported
+        ):
+            record.reported = True
+            report(f"{record.describe()} was dropped after a close that failed. It stays allocated.")
     except BaseException as error:
+        record.reported = True
         report(
             f"{record.describe()} was dropped and could not be returned: {type(error).__name__}: {error}. "
             "It stays allocated."
@@ -163,11 +179,12 @@ cdef int wait_for_order(StreamHandle* order) except -1:
     """
     cdef cydriver.CUcontext context = NULL
     cdef cydriver.CUresult result
-    cdef const char* function = b"cuCtxSynchronize"
+    cdef const char* function = b"cuCtxGetCurrent"
     if order == NULL:
         with nogil:
             result = cydriver.cuCtxGetCurrent(&context)
             if result == cydriver.CUresult.CUDA_SUCCESS and context != NULL:
+                function = b"cuCtxSynchronize"
                 result = cydriver.cuCtxSynchronize()
     else:
         ensure_not_capturing(order)

@@ -11,13 +11,14 @@ from libcpp.vector cimport vector
 from cuda.core._driver cimport check, ensure_driver, error_for, is_finalizing
 from cuda.core._memory._allocation cimport Record, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, round_up, size_argument
-from cuda.core._memory._buffer cimport Buffer, MemoryResource, new_buffer
+from cuda.core._memory._buffer cimport Buffer, MemoryResource, new_buffer, record_being_asked
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EVENT_ABORT_TRANSFER,
     EVENT_BEGIN_GROW,
     LOANS_MASK,
     STATE_BORROWED,
+    STATE_MASK,
     STATE_OWNED,
     VERDICT_GO,
     VERDICT_NOT_OWNER,
@@ -46,9 +47,6 @@ from cuda.core.typing import (
 )
 
 __all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() noexcept nogil
 
 cdef extern from "<sched.h>" nogil:
     int getcpu(unsigned int* cpu, unsigned int* node)
@@ -116,11 +114,13 @@ cdef int resource_returns_range(VirtualMemoryResource resource, VirtualRange ran
         wait_for_order(order)
         # The entry goes before the free: the moment the addresses are free, they may be another buffer's.
         base = <size_t>range_.base
-        resource._ranges.pop(base, None)
+        if resource._ranges.get(base) is range_:  # not where an earlier attempt has freed this address
+            del resource._ranges[base]
         with nogil:
             done = range_.return_all(&failure)
         if not done:
-            resource._ranges[base] = range_
+            if range_.holds_base():
+                resource._ranges[base] = range_
             raise error_for(failure.result, failure.function)
     resource._retry_leftovers()
     return 0
@@ -424,6 +424,7 @@ cdef class VirtualMemoryResource(MemoryResource):
         cdef uintptr_t address = pointer_argument(ptr, "ptr")
         cdef size_t bytes_ = size_argument(size, "size")
         cdef StreamHandle* order = NULL
+        cdef Record record
         cdef VirtualRange range_
         cdef Failure failure
         cdef uint64_t bits
@@ -432,6 +433,10 @@ cdef class VirtualMemoryResource(MemoryResource):
         if stream is not None:
             order = Stream_accept(stream)._handle
         if address == 0:
+            return
+        record = record_being_asked(self, address)
+        if record is not None:
+            resource_returns_range(self, record.range, order)
             return
         range_ = self._ranges.get(<size_t>address)
         if range_ is None:
@@ -446,9 +451,9 @@ cdef class VirtualMemoryResource(MemoryResource):
                 raise error_for(failure.result, failure.function)
             return
         bits = range_.word.load()
-        if bits & CLAIM_MASK and range_.claimant != PyThread_get_thread_ident():
+        if bits & CLAIM_MASK:
             raise OwnershipError(f"another call is releasing or moving the allocation at {<size_t>address:#x}")
-        if not bits & CLAIM_MASK and bits & 3 == STATE_OWNED:
+        if bits & STATE_MASK == STATE_OWNED:
             raise OwnershipError(
                 f"an open buffer owns the allocation at {<size_t>address:#x}; close the buffer instead"
             )
@@ -500,7 +505,8 @@ cdef class VirtualMemoryResource(MemoryResource):
         cdef size_t wanted, rounded, granularity = 0, target, alignment, more
         cdef int verdict, outcome = GROW_ELSEWHERE
         cdef object base = None
-        cdef bint moved = False
+        cdef bint moved = False, done
+        cdef int device_count = self._facts[0] if self._facts is not None else 0
         if not isinstance(buf, Buffer):
             raise TypeError(f"buf must be a Buffer, got {type(buf).__name__}: {buf!r}")
         old = buf
@@ -509,6 +515,10 @@ cdef class VirtualMemoryResource(MemoryResource):
             raise old.refusal(VERDICT_NOT_OWNER, "grown")
         if old.resource is not self:
             raise ValueError(f"buf belongs to another resource: {old.describe()}")
+        if old.range.partly_returned:
+            raise OwnershipError(
+                f"a close that failed has returned a part of the buffer; close it again ({old.describe()})"
+            )
         wanted = size_argument(new_size, "new_size")
         options = self.config
         if config is not None:
@@ -537,6 +547,10 @@ cdef class VirtualMemoryResource(MemoryResource):
             raise old.refusal(verdict, "grown")
         range_ = old.range
         try:
+            with nogil:
+                done = range_.learn_rights(device_count, &failure)
+            if not done:
+                raise error_for(failure.result, failure.function)
             request.size = rounded - range_.mapped
             more = rounded - range_.capacity if rounded > range_.capacity else 0
             if range_.capacity:

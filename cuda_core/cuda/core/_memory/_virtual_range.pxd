@@ -61,6 +61,7 @@ cdef class VirtualRange:
     cdef CUdeviceptr base
     cdef size_t mapped
     cdef size_t capacity
+    cdef bint partly_returned
     cdef int grow_in_place(self, size_t more_addresses, size_t granularity, ChunkRequest* request,
                            Failure* failure) noexcept nogil
     cdef bint move(self, size_t new_capacity, size_t alignment, CUdeviceptr hint, ChunkRequest* request,
@@ -69,4 +70,6 @@ cdef class VirtualRange:
     cdef bint return_all(self, Failure* failure) noexcept nogil
     cdef void adopt(self, CUdeviceptr base, size_t size) noexcept nogil
     cdef void abandon(self) noexcept nogil
+    cdef bint holds_base(self) noexcept nogil
+    cdef bint learn_rights(self, int device_count, Failure* failure) noexcept nogil
     cdef bint is_empty(self) noexcept nogil

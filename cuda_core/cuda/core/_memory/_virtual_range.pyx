@@ -15,6 +15,7 @@ word, which is what keeps two threads from changing the parts at once.
 
 from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
+from libcpp.memory cimport make_shared
 from libcpp.vector cimport vector
 
 cdef atomic[long] _live_ranges
@@ -281,8 +282,11 @@ cdef class VirtualRange:
 
     cdef bint return_all(self, Failure* failure) noexcept nogil:
         """Return everything. What is refused stays in the record; the next call goes on with that."""
+        cdef size_t before = self.parts.mappings.size() + self.parts.reservations.size()
         cdef bint retired = return_parts(&self.retired, failure)
         cdef bint current = return_parts(&self.parts, failure)
+        if self.parts.mappings.size() + self.parts.reservations.size() != before:
+            self.partly_returned = True  # what is left is no longer the memory that its buffer promises
         self._count()
         return retired and current
 
@@ -310,6 +314,40 @@ cdef class VirtualRange:
         self.parts.reservations.clear()
         self.parts.mappings.clear()
         self._count()
+
+    cdef bint holds_base(self) noexcept nogil:
+        """Whether the address that the range begins at is still the range's."""
+        cdef size_t i
+        for i in range(self.parts.reservations.size()):
+            if self.parts.reservations[i].base == self.base:
+                return True
+        return False
+
+    cdef bint learn_rights(self, int device_count, Failure* failure) noexcept nogil:
+        """Ask the driver for the rights of mappings that somebody else made, so that a move can repeat them."""
+        cdef cydriver.CUmemAccessDesc description
+        cdef unsigned long long flags
+        cdef size_t i
+        cdef int ordinal
+        for i in range(self.parts.mappings.size()):
+            if self.parts.mappings[i].rights.get() != NULL:
+                continue
+            self.parts.mappings[i].rights = make_shared[vector[cydriver.CUmemAccessDesc]]()
+            for ordinal in range(device_count):
+                description.location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+                description.location.id = ordinal
+                flags = 0
+                if not _succeeded(
+                    cydriver.cuMemGetAccess(&flags, &description.location, self.parts.mappings[i].address),
+                    b"cuMemGetAccess",
+                    failure,
+                ):
+                    self.parts.mappings[i].rights.reset()
+                    return False
+                if flags:
+                    description.flags = <cydriver.CUmemAccess_flags>flags
+                    self.parts.mappings[i].rights.get().push_back(description)
+        return True
 
     cdef bint is_empty(self) noexcept nogil:
         return parts_are_empty(&self.parts) and parts_are_empty(&self.retired)
