@@ -83,7 +83,7 @@ def test_memory_made_by_hand_grows(resource, by_hand, moving):
 
 
 @pytest.mark.provokes_refusals
-def test_a_wrong_size_frees_nothing(resource, by_hand):
+def test_a_wrong_size_is_an_error_and_the_addresses_stay(resource, by_hand):
     for size in (GRANULE, 4 * GRANULE):
         with pytest.raises(CUDAError):
             resource.deallocate(by_hand, size)

@@ -196,13 +196,12 @@ def test_no_access_at_all_makes_no_rights(device):
     assert free_memory() == free
 
 
+@pytest.mark.parametrize("handle_type", [None, "posix_fd"])
 @pytest.mark.parametrize("location", ["host", "host_numa", "host_numa_current"])
-def test_memory_at_the_host_allocates_and_closes_or_is_refused_whole(device, location):
+def test_memory_at_the_host_allocates_and_closes_or_is_refused_whole(device, location, handle_type):
     """Each combination either works or is refused when the resource is made."""
-    options = {"location_type": location, "handle_type": None}
-    resource, error = attempt(
-        lambda: VirtualMemoryResource(device, options), (ValueError, NotImplementedError)
-    )
+    options = {"location_type": location, "handle_type": handle_type}
+    resource, error = attempt(lambda: VirtualMemoryResource(device, options), (ValueError, RuntimeError))
     if error is not None:
         assert location in str(error)
         return

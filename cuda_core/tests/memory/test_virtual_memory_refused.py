@@ -77,14 +77,14 @@ def test_a_grow_beyond_all_addresses_leaves_the_buffer_as_it_was(resource):
 
 def test_a_full_device_is_usable_again_after_a_close(resource):
     free = free_memory()
-    half = free // 2 // GRANULE * GRANULE
-    first, second = resource.allocate(half), resource.allocate(half)
+    part = free * 2 // 5 // GRANULE * GRANULE
+    first, second = resource.allocate(part), resource.allocate(part)
     with pytest.raises(CUDAError, match="CUDA_ERROR_OUT_OF_MEMORY"):
-        resource.allocate(2 * GRANULE)
+        resource.allocate(part)
     address = first.handle
     first.close()
-    assert address_free(address, half)
-    third = resource.allocate(half)
+    assert address_free(address, part)
+    third = resource.allocate(part)
     third.close()
     second.close()
     assert free_memory() == free
