@@ -233,7 +233,7 @@ bool forked();  // in the child of a fork that came after cuInit
 // Keeps destroyed objects for a while, so that the address of a destroyed one is not at once the
 // handle of a new one.
 template <class T> void retire(T *object) {
-    static std::deque<T *> retired;
+    static auto &retired = *new std::deque<T *>;
     retired.push_back(object);
     if (retired.size() > 4096) {
         delete retired.front();

@@ -23,7 +23,7 @@ bool forked_after_init = false;
 bool opened = false;
 
 constexpr std::size_t default_memory = std::size_t(8) << 30;
-constexpr std::size_t address_space_bytes = std::size_t(1) << 44;
+constexpr std::size_t most_addresses = std::size_t(1) << 45, least_addresses = std::size_t(1) << 36;
 
 // "8589934592", "8GiB" or "512MiB"; 0 when it is none of these.
 std::size_t parse_bytes(const char *text) {
@@ -46,6 +46,14 @@ std::size_t bytes_from(const char *variable) {
     return text ? parse_bytes(text) : default_memory;
 }
 
+// As much as the process can have: a limit on addresses or a sanitizer may leave less than usual.
+bool open_space(AddressSpace &space, std::size_t granularity) {
+    for (std::size_t bytes = most_addresses; bytes >= least_addresses; bytes /= 2)
+        if (space.open(bytes, granularity))
+            return true;
+    return false;
+}
+
 bool open_driver(Driver &d) {
     int count = 2;
     if (const char *text = std::getenv("CUDA_DRIVER_SIM_DEVICES"))
@@ -56,8 +64,8 @@ bool open_driver(Driver &d) {
         return false;
     if (count < 0 || count > max_devices)
         return false;
-    if (!d.virtual_space.open(address_space_bytes, granule) || !d.plain_space.open(address_space_bytes, page_size) ||
-        !d.pool_space.open(2 * address_space_bytes, granule) || !chunk_store().open())
+    if (!open_space(d.virtual_space, granule) || !open_space(d.plain_space, page_size) ||
+        !open_space(d.pool_space, granule) || !chunk_store().open())
         return false;
     for (int i = 0; i < count; ++i) {
         auto device = std::make_unique<Device>();

@@ -84,8 +84,8 @@ def activate() -> None:
     if library is not None and not _is_ours(library):
         raise RuntimeError(
             f"the simulated driver cannot be activated: another {SONAME} is already loaded in this process. "
-            "Call cuda_driver_sim.activate() before the first CUDA call of any package (cuda.bindings loads the "
-            "driver then), or run the program with 'python -m cuda_driver_sim'."
+            "Call cuda_driver_sim.activate() before the first CUDA call of any package (cuda.bindings loads "
+            "the driver then), or run the program with 'python -m cuda_driver_sim'."
         )
     path = library_path()
     if library is None:

@@ -75,6 +75,16 @@ def _report_at_exit(process: int) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def _say_like_python(error: BaseException) -> None:
+    # Without the frames of this file and of runpy, as if the program had been started by itself.
+    own = {__file__, runpy.__file__, "<frozen runpy>"}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in own:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.excepthook(type(error), error, trace)
+
+
 def main() -> NoReturn:
     """Run the program named in ``sys.argv`` on the simulated driver."""
     arguments = sys.argv[1:]
@@ -86,13 +96,25 @@ def main() -> NoReturn:
     activate()
     # Exit handlers run last in, first out: this one after those of the program.
     atexit.register(_report_at_exit, os.getpid())
-    if arguments[0] == "-m":
+    is_module = arguments[0] == "-m"
+    if is_module:
         # sys.path[0] is the current folder, as 'python -m cuda_driver_sim' has put it there.
         sys.argv = arguments[1:]
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
-        script = arguments[0]
         sys.argv = arguments
-        sys.path[0] = os.path.dirname(os.path.realpath(script))
-        runpy.run_path(script, run_name="__main__")
+        if not os.path.exists(arguments[0]):
+            print(f"{sys.executable}: can't open file {os.path.abspath(arguments[0])!r}", file=sys.stderr)
+            sys.exit(2)
+        if os.path.isfile(arguments[0]):
+            sys.path[0] = os.path.dirname(os.path.realpath(arguments[0]))
+        else:
+            del sys.path[0]  # run_path puts a folder or an archive itself there
+    try:
+        if is_module:
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(arguments[0], run_name="__main__")
+    except Exception as error:
+        _say_like_python(error)
+        sys.exit(1)
     sys.exit(0)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every test runs on the simulated driver, and must leave as many driver objects as it found."""
+
+import pytest
+
+import cuda_driver_sim as sim
+from sim_helpers import cu, ok
+
+
+@pytest.fixture(scope="session")
+def context():
+    ok(cu.cuInit(0))
+    return ok(cu.cuDevicePrimaryCtxRetain(0))
+
+
+@pytest.fixture(autouse=True)
+def clean(context):
+    """Make the context of device 0 current; nothing may be left live or held afterwards."""
+    ok(cu.cuCtxSetCurrent(context))
+    before = sim.live()
+    sim.reset()
+    yield
+    ok(cu.cuCtxSetCurrent(context))
+    ok(cu.cuCtxSynchronize())
+    assert sim.live() == before
+
+
+@pytest.fixture
+def stream():
+    handle = ok(cu.cuStreamCreate(1))
+    yield handle
+    ok(cu.cuStreamDestroy(handle))
+
+
+@pytest.fixture
+def other_stream():
+    handle = ok(cu.cuStreamCreate(1))
+    yield handle
+    ok(cu.cuStreamDestroy(handle))
+
+
+@pytest.fixture
+def pool():
+    properties = cu.CUmemPoolProps()
+    properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    handle = ok(cu.cuMemPoolCreate(properties))
+    yield handle
+    ok(cu.cuMemPoolDestroy(handle))

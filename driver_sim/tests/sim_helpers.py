@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests share: checked calls, mapped memory, processes."""
+
+import subprocess
+import sys
+
+import cuda_driver_sim as sim
+
+sim.activate()
+
+from cuda.bindings import driver as cu  # noqa: E402  (after activate, as it loads the driver)
+
+GRANULE = 2 << 20
+
+
+def ok(answer):
+    """Return the values of a successful call."""
+    error, *values = answer
+    assert error == cu.CUresult.CUDA_SUCCESS, error
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def run_python(program, *arguments, env=None):
+    """Run Python source in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, env=env
+    )
+
+
+def properties_of_chunk():
+    properties = cu.CUmemAllocationProp()
+    properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.requestedHandleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    return properties
+
+
+def read_write():
+    access = cu.CUmemAccessDesc()
+    access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
+
+
+class Mapped:
+    """One chunk of virtual memory, mapped and accessible; the creation reference is kept."""
+
+    def __init__(self, size=GRANULE):
+        self.size = size
+        self.chunk = ok(cu.cuMemCreate(size, properties_of_chunk(), 0))
+        self.base = int(ok(cu.cuMemAddressReserve(size, 0, 0, 0)))
+        ok(cu.cuMemMap(self.base, size, 0, self.chunk, 0))
+        ok(cu.cuMemSetAccess(self.base, size, [read_write()], 1))
+
+    def close(self):
+        ok(cu.cuMemUnmap(self.base, self.size))
+        ok(cu.cuMemRelease(self.chunk))
+        ok(cu.cuMemAddressFree(self.base, self.size))
+
+
+def read(pointer, count):
+    """Copy bytes of device memory to the host."""
+    out = bytearray(count)
+    ok(cu.cuMemcpyDtoH(out, pointer, count))
+    return bytes(out)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated driver is loaded when asked for, first, and reaches child processes."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+
+import cuda_driver_sim as sim
+from sim_helpers import run_python
+
+ASK = "from cuda.bindings import driver; print(driver.cuInit(0)[0].name, driver.cuDriverGetVersion()[1])"
+
+
+def initialise(queue):
+    from cuda.bindings import driver
+
+    queue.put((driver.cuInit(0)[0].name, sim.is_active()))
+
+
+def test_importing_has_no_effect():
+    done = run_python(
+        "import cuda_driver_sim as sim, os; print(sim.is_active(), 'cuda_driver_sim' in "
+        "os.environ.get('LD_LIBRARY_PATH', ''))",
+        env={k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"},
+    )
+    assert done.stdout == "False False\n"
+
+
+def test_watching_without_activation_says_so():
+    done = run_python("import cuda_driver_sim as sim; sim.live()", env={"PATH": os.environ["PATH"]})
+    assert "RuntimeError: the simulated driver is not active" in done.stderr
+
+
+def test_activating_twice_changes_nothing():
+    before = os.environ["LD_LIBRARY_PATH"]
+    sim.activate()
+    assert os.environ["LD_LIBRARY_PATH"] == before
+    assert sim.is_active()
+
+
+def test_too_late_is_an_error(tmp_path):
+    source = tmp_path / "other.c"
+    source.write_text("int cuInit(unsigned flags) { return 100; }\n")
+    other = tmp_path / "libcuda.so.1"
+    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(other)]
+    subprocess.run(command, check=True)
+    done = run_python(
+        f"import ctypes; ctypes.CDLL({str(other)!r}); import cuda_driver_sim; cuda_driver_sim.activate()",
+        env={k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"},
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: the simulated driver cannot be activated" in done.stderr
+    assert "before the first CUDA call" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_multiprocessing_children(method):
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=initialise, args=(queue,))
+    process.start()
+    assert queue.get(timeout=60) == ("CUDA_SUCCESS", True)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_subprocess():
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "CUDA_SUCCESS 13000\n"
+
+
+def test_settings():
+    program = (
+        "from cuda.bindings import driver as d; d.cuInit(0); "
+        "print(d.cuDeviceGetCount()[1], d.cuDeviceTotalMem(0)[1])"
+    )
+    done = run_python(
+        program, env={**os.environ, "CUDA_DRIVER_SIM_DEVICES": "5", "CUDA_DRIVER_SIM_MEMORY": "3GiB"}
+    )
+    assert done.stdout == f"5 {3 << 30}\n"
+    done = run_python(program, env={**os.environ, "CUDA_DRIVER_SIM_MEMORY": str(64 << 20)})
+    assert done.stdout == f"2 {64 << 20}\n"
+    done = run_python(ASK, env={**os.environ, "CUDA_DRIVER_SIM_DEVICES": "0"})
+    assert done.stdout.startswith("CUDA_ERROR_NO_DEVICE")

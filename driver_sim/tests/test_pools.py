@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools in the order of streams: who may use freed memory again, and when it is counted."""
+
+import pytest
+
+import cuda_driver_sim as sim
+from sim_helpers import cu, ok
+
+ATTRIBUTE = cu.CUmemPool_attribute
+
+
+def used(pool):
+    return int(ok(cu.cuMemPoolGetAttribute(pool, ATTRIBUTE.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)))
+
+
+def reserved(pool):
+    return int(ok(cu.cuMemPoolGetAttribute(pool, ATTRIBUTE.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)))
+
+
+def test_used_memory_falls_with_the_call_and_memory_returns_with_the_work(pool, stream):
+    pointer = ok(cu.cuMemAllocFromPoolAsync(4096, pool, stream))
+    with sim.hold():
+        ok(cu.cuMemFreeAsync(pointer, stream))
+        assert used(pool) == 0
+        assert sim.live()["pool_allocation"] == 1
+        sim.run(int(stream))
+        assert "pool_allocation" not in sim.live()
+
+
+@pytest.mark.parametrize("who", ["same stream", "other stream", "behind an event"])
+def test_reuse_of_memory_whose_free_waits(who, pool, stream, other_stream):
+    event = ok(cu.cuEventCreate(2))
+    first = int(ok(cu.cuMemAllocFromPoolAsync(4096, pool, stream)))
+    with sim.hold():
+        ok(cu.cuMemFreeAsync(first, stream))
+        ok(cu.cuEventRecord(event, stream))
+        taker = stream if who == "same stream" else other_stream
+        if who == "behind an event":
+            ok(cu.cuStreamWaitEvent(other_stream, event, 0))
+        second = int(ok(cu.cuMemAllocFromPoolAsync(4096, pool, taker)))
+        assert (second == first) == (who != "other stream")
+    ok(cu.cuMemFreeAsync(second, taker))
+    ok(cu.cuEventDestroy(event))
+
+
+def test_an_event_before_the_free_does_not_help(pool, stream, other_stream):
+    event = ok(cu.cuEventCreate(2))
+    first = int(ok(cu.cuMemAllocFromPoolAsync(4096, pool, stream)))
+    with sim.hold():
+        ok(cu.cuMemsetD8Async(first, 1, 16, stream))
+        ok(cu.cuEventRecord(event, stream))
+        ok(cu.cuMemFreeAsync(first, stream))
+        ok(cu.cuStreamWaitEvent(other_stream, event, 0))
+        second = int(ok(cu.cuMemAllocFromPoolAsync(4096, pool, other_stream)))
+        assert second != first
+    ok(cu.cuMemFreeAsync(second, other_stream))
+    ok(cu.cuEventDestroy(event))
+
+
+def test_blocks_never_overlap(pool, stream):
+    import random
+
+    random.seed(1)
+    live = {}
+    for step in range(5000):
+        if live and random.random() < 0.5:
+            pointer = random.choice(list(live)) if step % 50 == 0 else next(iter(live))
+            del live[pointer]
+            ok(cu.cuMemFreeAsync(pointer, stream))
+        else:
+            size = random.choice([1, 255, 256, 257, 5000, 70_000, 3 << 20])
+            pointer = int(ok(cu.cuMemAllocFromPoolAsync(size, pool, stream)))
+            live[pointer] = size
+    ends = sorted((pointer, pointer + size) for pointer, size in live.items())
+    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+    for pointer in live:
+        ok(cu.cuMemFreeAsync(pointer, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    assert (used(pool), reserved(pool)) == (0, 0)
+
+
+def test_memory_runs_out_and_comes_back(pool, stream):
+    total = int(ok(cu.cuMemGetInfo())[1])
+    pointers = []
+    while True:
+        error, pointer = cu.cuMemAllocFromPoolAsync(512 << 20, pool, stream)
+        if error != 0:
+            break
+        pointers.append(pointer)
+    assert error == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    assert len(pointers) == total // (512 << 20)
+    for pointer in pointers:
+        ok(cu.cuMemFreeAsync(pointer, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    assert int(ok(cu.cuMemGetInfo())[0]) == total
+
+
+def test_hundreds_of_pools():
+    properties = cu.CUmemPoolProps()
+    properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    pools = [ok(cu.cuMemPoolCreate(properties)) for _ in range(500)]
+    assert len({int(pool) for pool in pools}) == 500
+    for pool in pools:
+        ok(cu.cuMemPoolDestroy(pool))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory and events between processes."""
+
+import ctypes
+import multiprocessing
+import os
+from multiprocessing import reduction
+
+import pytest
+
+import cuda_driver_sim as sim
+from sim_helpers import GRANULE, Mapped, cu, ok, read, read_write
+
+FILE_DESCRIPTOR = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+def start():
+    ok(cu.cuInit(0))
+    ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
+
+
+def use_chunk(pipe):
+    start()
+    descriptor = reduction.recv_handle(pipe)
+    pipe.recv()  # the exporter has let go of everything
+    chunk = ok(cu.cuMemImportFromShareableHandle(descriptor, FILE_DESCRIPTOR))
+    os.close(descriptor)
+    base = int(ok(cu.cuMemAddressReserve(GRANULE, 0, 0, 0)))
+    ok(cu.cuMemMap(base, GRANULE, 0, chunk, 0))
+    ok(cu.cuMemRelease(chunk))
+    ok(cu.cuMemSetAccess(base, GRANULE, [read_write()], 1))
+    pipe.send(read(base, 4))
+    ok(cu.cuMemUnmap(base, GRANULE))
+    ok(cu.cuMemAddressFree(base, GRANULE))
+    pipe.send(sim.live())
+
+
+def use_event(pipe):
+    start()
+    handle = cu.CUipcEventHandle()
+    ctypes.memmove(handle.getPtr(), pipe.recv(), 64)
+    event = ok(cu.cuIpcOpenEventHandle(handle))
+    pipe.send(cu.cuEventQuery(event)[0])
+    pipe.recv()
+    ok(cu.cuEventSynchronize(event))
+    pipe.send(cu.cuEventQuery(event)[0])
+
+
+@pytest.fixture
+def child():
+    """Start a function in a spawned process, with a pipe to it."""
+    started = []
+
+    def begin(function):
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=function, args=(theirs,))
+        process.start()
+        theirs.close()
+        started.append(process)
+        return ours, process
+
+    yield begin
+    for process in started:
+        process.join(60)
+        assert process.exitcode == 0
+
+
+def test_a_chunk_outlives_its_exporter(child):
+    pipe, process = child(use_chunk)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    memory = Mapped()
+    ok(cu.cuMemsetD8(memory.base, 0x42, GRANULE))
+    descriptor = int(ok(cu.cuMemExportToShareableHandle(memory.chunk, FILE_DESCRIPTOR, 0)))
+    assert read(memory.base, 4) == b"\x42" * 4
+    reduction.send_handle(pipe, descriptor, process.pid)
+    os.close(descriptor)
+    memory.close()
+    pipe.send("gone")
+    assert pipe.recv() == b"\x42" * 4
+    assert pipe.recv() == {"primary_context": 1}
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_an_exported_chunk_keeps_its_aliases():
+    memory = Mapped()
+    alias = int(ok(cu.cuMemAddressReserve(GRANULE, 0, 0, 0)))
+    ok(cu.cuMemMap(alias, GRANULE, 0, memory.chunk, 0))
+    ok(cu.cuMemSetAccess(alias, GRANULE, [read_write()], 1))
+    ok(cu.cuMemsetD8(memory.base, 1, 16))
+    os.close(int(ok(cu.cuMemExportToShareableHandle(memory.chunk, FILE_DESCRIPTOR, 0))))
+    assert read(alias, 16) == bytes([1]) * 16
+    ok(cu.cuMemsetD8(alias, 2, 16))
+    assert read(memory.base, 16) == bytes([2]) * 16
+    ok(cu.cuMemUnmap(alias, GRANULE))
+    ok(cu.cuMemAddressFree(alias, GRANULE))
+    memory.close()
+
+
+def test_an_event_is_seen_by_the_other_process(child, stream):
+    pipe, _ = child(use_event)
+    event = ok(cu.cuEventCreate(6))
+    with sim.hold():
+        ok(cu.cuEventRecord(event, stream))
+        pipe.send(ctypes.string_at(ok(cu.cuIpcGetEventHandle(event)).getPtr(), 64))
+        assert pipe.recv() == cu.CUresult.CUDA_ERROR_NOT_READY
+        pipe.send("go on")
+        ok(cu.cuStreamSynchronize(stream))
+        assert pipe.recv() == cu.CUresult.CUDA_SUCCESS
+    ok(cu.cuEventDestroy(event))
