@@ -25,6 +25,7 @@ BIN := $(abspath $(VENV))/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --quiet
 # What is finished, so that a second call is quick. In the environment, so that they go when it goes.
 DONE := $(VENV)/.done
+WHEELS := build/wheels
 
 SIM_SOURCES := $(shell find driver_sim -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' \
 	-o -name '*.toml' -o -name '*.map' \) -not -path '*/build/*' -not -path '*/tests/*' 2>/dev/null)
@@ -71,8 +72,15 @@ $(DONE)/build-tools: $(DONE)/environment pyproject.toml driver_sim/pyproject.tom
 	$(PIP) install -r $(DONE)/build.txt
 	touch $@
 
-$(DONE)/driver-sim: $(DONE)/build-tools $(SIM_SOURCES)
-	$(PIP) install --no-build-isolation ./driver_sim
+# One wheel for every Python, so that a second environment need not compile it again.
+$(WHEELS)/.driver-sim: $(SIM_SOURCES) | $(DONE)/build-tools
+	mkdir -p $(WHEELS)
+	rm -f $(WHEELS)/cuda_driver_sim-*.whl
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(WHEELS) ./driver_sim
+	touch $@
+
+$(DONE)/driver-sim: $(DONE)/build-tools $(WHEELS)/.driver-sim
+	$(PIP) install --no-deps --force-reinstall $(WHEELS)/cuda_driver_sim-*.whl
 	touch $@
 
 $(DONE)/package: $(DONE)/driver-sim $(PACKAGE_SOURCES)
