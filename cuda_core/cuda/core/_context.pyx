@@ -20,8 +20,7 @@ cdef cydriver.CUcontext current_context() except? NULL:
     cdef cydriver.CUcontext context = NULL
     cdef cydriver.CUresult result
     ensure_driver()
-    with nogil:
-        result = cydriver.cuCtxGetCurrent(&context)
+    result = cydriver.cuCtxGetCurrent(&context)
     check(result, b"cuCtxGetCurrent")
     return context
 

@@ -69,6 +69,7 @@ REQUIRED_FUNCTIONS = (
     b"cuStreamIsCapturing",
     b"cuStreamSynchronize",
     b"cuStreamWaitEvent",
+    b"cuThreadExchangeStreamCaptureMode",
 )
 
 

@@ -36,4 +36,5 @@ cdef Stream create_stream(cydriver.CUcontext context, int device_id, object opti
 cpdef Stream default_stream()
 cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=*)
 cdef StreamHandle* bind_stream(Stream stream) except NULL
+cdef StreamHandle* bind_default_stream() except? NULL
 cpdef long live_stream_handles() noexcept

@@ -111,12 +111,16 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
     cdef cydriver.CUcontext popped = NULL
     cdef cydriver.CUresult result
     cdef bint pushed = _needs_context(handle)
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     function[0] = b"cuStreamSynchronize"
     if pushed:
         result = cydriver.cuCtxPushCurrent(handle.context)
         if result != cydriver.CUresult.CUDA_SUCCESS:
             function[0] = b"cuCtxPushCurrent"
             return result
+    # A wait for any stream invalidates the captures that this thread may not disturb, unless the thread says that it
+    # knows what it is doing. It does: the stream that is waited for is not one of those being captured.
+    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
         # Here the token would name this thread's stream. The one that was meant cannot be named from here, so
         # everything in its context is waited for: slower, never unordered.
@@ -124,6 +128,7 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
         result = cydriver.cuCtxSynchronize()
     else:
         result = cydriver.cuStreamSynchronize(handle.stream)
+    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if pushed:
         cydriver.cuCtxPopCurrent(&popped)
     return result
@@ -136,12 +141,38 @@ cdef StreamHandle* bind_stream(Stream stream) except NULL:
     handle = stream._handle
     if handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD) or handle.context != NULL:
         return retain_stream(handle)
-    context = current_context()
-    if context == NULL:
+    handle = _bind_token(handle)
+    if handle == NULL:
         raise RuntimeError(
             "a default stream cannot be recorded while no CUDA context is current; call Device.set_current() first"
         )
-    return _new_handle(handle.stream, context, device_of_context(context), handle.kind)
+    return handle
+
+
+cdef StreamHandle* bind_default_stream() except? NULL:
+    """Return a counted handle of the default stream, or NULL where no context is current."""
+    return _bind_token((<Stream>_DEFAULT_STREAM)._handle)
+
+
+# The handles that were bound last, one for each token: programs bind the same one again and again.
+cdef StreamHandle* _last_bound[2]
+
+
+cdef StreamHandle* _bind_token(StreamHandle* token) except? NULL:
+    cdef cydriver.CUcontext context = current_context()
+    cdef int slot = token.kind == STREAM_PER_THREAD
+    cdef StreamHandle* last = _last_bound[slot]
+    if context == NULL:
+        return NULL
+    if last != NULL and last.context == context and (slot == 0 or last.thread == PyThread_get_thread_ident()):
+        return retain_stream(last)
+    if last != NULL:
+        _live.fetch_add(1)  # out of the slot, it counts again until its last holder lets go
+        release_stream(last)
+    last = _new_handle(token.stream, context, -1, token.kind)
+    _live.fetch_sub(1)  # the one in the slot is always there
+    _last_bound[slot] = last
+    return retain_stream(last)
 
 
 # --- the Python object --------------------------------------------------------------------------------------------
@@ -508,11 +539,21 @@ LEGACY_DEFAULT_STREAM = Stream._token(1)
 PER_THREAD_DEFAULT_STREAM = Stream._token(2)
 
 
-cpdef Stream default_stream():
-    """Return the stream that stands for "no stream": the legacy one, or the per-thread one where the environment
-    variable ``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM`` is set to a number other than 0."""
+cdef Stream _chosen_default():
     cdef str chosen = os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0")
     try:
         return PER_THREAD_DEFAULT_STREAM if int(chosen) else LEGACY_DEFAULT_STREAM
     except ValueError:
         return LEGACY_DEFAULT_STREAM
+
+
+cdef Stream _DEFAULT_STREAM = _chosen_default()
+
+
+cpdef Stream default_stream():
+    """Return the stream that stands for "no stream".
+
+    It is the legacy default stream, or the per-thread one where the environment variable
+    ``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM`` was a number other than 0 when the package was imported.
+    """
+    return _DEFAULT_STREAM

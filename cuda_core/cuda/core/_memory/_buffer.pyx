@@ -20,6 +20,7 @@ from cuda.core._stream cimport (
     Stream,
     Stream_accept,
     StreamHandle,
+    bind_default_stream,
     bind_stream,
     default_stream,
     release_stream,
@@ -146,8 +147,13 @@ cdef class Buffer(Record):
         resource = mr
         if stream is not None:
             order = bind_stream(Stream_accept(stream))
-        elif resource.deleter == ask_python and resource.is_device_accessible:
-            order = bind_stream(default_stream())
+        elif resource.deleter != ask_python or resource.is_device_accessible:
+            order = bind_default_stream()
+            if order == NULL:
+                raise RuntimeError(
+                    "the default stream cannot be recorded while no CUDA context is current; give stream=, or call "
+                    "Device.set_current() first"
+                )
         self = new_buffer(address, bytes_, resource, -1, order)
         resource.own(self)
         return self

@@ -173,22 +173,13 @@ cdef int ensure_not_capturing(StreamHandle* order) except -1:
 
 
 cdef int wait_for_order(StreamHandle* order) except -1:
-    """Wait, without the GIL, for the work that may still use the memory.
-
-    Without a recorded stream that is everything in the thread's current context, if it has one.
-    """
-    cdef cydriver.CUcontext context = NULL
+    """Wait, without the GIL, for the work that may still use the memory. Without a stream there is none to wait for."""
     cdef cydriver.CUresult result
-    cdef const char* function = b"cuCtxGetCurrent"
+    cdef const char* function = NULL
     if order == NULL:
-        with nogil:
-            result = cydriver.cuCtxGetCurrent(&context)
-            if result == cydriver.CUresult.CUDA_SUCCESS and context != NULL:
-                function = b"cuCtxSynchronize"
-                result = cydriver.cuCtxSynchronize()
-    else:
-        ensure_not_capturing(order)
-        with nogil:
-            result = wait_for_stream(order, &function)
+        return 0
+    ensure_not_capturing(order)
+    with nogil:
+        result = wait_for_stream(order, &function)
     check(result, function)
     return 0

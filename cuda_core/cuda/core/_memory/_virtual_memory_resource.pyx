@@ -35,7 +35,7 @@ from cuda.core._memory._virtual_range cimport (
     VirtualRange,
     parts_are_empty,
 )
-from cuda.core._stream cimport Stream_accept, StreamHandle, bind_stream, retain_stream
+from cuda.core._stream cimport Stream_accept, StreamHandle, bind_default_stream, bind_stream, retain_stream
 
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
@@ -300,8 +300,8 @@ cdef class VirtualMemoryResource(MemoryResource):
         size : int
             Bytes wanted; rounded up to the granularity. 0 gives an empty buffer without any driver call.
         stream : Stream, optional
-            The stream to record: the release waits for it. Without one, the release waits for everything in the
-            releasing thread's current context.
+            The stream to record: the release waits for it. By default the default stream of the current context;
+            where no context is current either, the release waits for nothing.
 
         Returns
         -------
@@ -328,6 +328,8 @@ cdef class VirtualMemoryResource(MemoryResource):
         failure.function = NULL
         if stream is not None:
             order = bind_stream(Stream_accept(stream))
+        elif wanted:
+            order = bind_default_stream()
         # From here on the buffer holds the stream's reference, and an exception lets it go.
         buffer = new_buffer(0, 0, self, self._ordinal, order)
         range_ = VirtualRange.__new__(VirtualRange)
