@@ -26,6 +26,7 @@ Context *make_context(Device &device, unsigned flags, bool primary) {
 void end_context(Context &context) {
     Driver &d = driver();
     forget_work(context);
+    d.recent_stream = nullptr;
     for (auto it = d.streams.begin(); it != d.streams.end();) {
         if ((*it)->context == &context) {
             end_capture_of(**it);

@@ -197,6 +197,7 @@ struct Driver {
     std::vector<std::unique_ptr<Device>> devices;
     std::unordered_set<Context *> contexts;  // all that were ever made: few, and never freed
     std::unordered_set<Stream *> streams;    // made by the program; default streams are not in it
+    Stream *recent_stream = nullptr;         // one of them that was looked up last, or null
     std::unordered_set<Event *> events;
     std::unordered_set<Graph *> graphs;
     std::unordered_set<ExecutableGraph *> executable_graphs;

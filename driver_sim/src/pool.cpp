@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace sim {
 
@@ -43,6 +44,13 @@ void return_memory(Pool &pool) {
     else
         driver().host_used -= pool_chunk;
     pool.reserved -= pool_chunk;
+}
+
+// Who still reads freed memory sees a pattern. The beginning is enough to notice, and costs little.
+void poison(Pool &pool, const Block &block) {
+    constexpr std::size_t most = 64;
+    std::memset(reinterpret_cast<void *>(pool.base + std::size_t(block.start) * pool_unit), 0xDD,
+                std::min(block.bytes, most));
 }
 
 void leave_chunks(Pool &pool, const Block &block) {
@@ -87,6 +95,7 @@ void end_pool(Pool &pool) {
 
 void finish_free(Pool &pool, std::uint32_t index) {
     Block &block = pool.blocks[index];
+    poison(pool, block);
     leave_chunks(pool, block);
     if (!pool.advice.empty())
         pool.advice.erase(pool.base + std::size_t(block.start) * pool_unit);

@@ -68,8 +68,12 @@ CUresult resolve_stream(CUstream handle, Stream *&stream) {
         return CUDA_SUCCESS;
     }
     stream = reinterpret_cast<Stream *>(handle);
-    if (!driver().streams.count(stream))
-        return CUDA_ERROR_INVALID_HANDLE;
+    Driver &d = driver();
+    if (stream != d.recent_stream) {
+        if (!d.streams.count(stream))
+            return CUDA_ERROR_INVALID_HANDLE;
+        d.recent_stream = stream;
+    }
     return stream->context->fault;
 }
 
@@ -91,6 +95,7 @@ DRIVER_CALL("cuStreamDestroy", cuStreamDestroy_v2, 4000, (CUstream hStream), (hS
         return CUDA_ERROR_INVALID_HANDLE;
     end_capture_of(*stream);
     d.streams.erase(found);
+    d.recent_stream = nullptr;
     stream->destroyed = true;
     if (stream->idle())
         retire(stream);  // else when its last work has run

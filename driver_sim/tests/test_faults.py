@@ -5,6 +5,7 @@ import ctypes
 
 import pytest
 
+import cuda_driver_sim as sim
 from sim_helpers import GRANULE, Mapped, cu, ok, run_python
 
 TOUCH = """
@@ -73,6 +74,15 @@ def test_freed_pool_memory_is_refused(pool, stream):
     ok(cu.cuMemFreeAsync(pointer, stream))
     assert cu.cuMemsetD8Async(pointer, 1, 16, stream)[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE
     assert cu.cuMemcpyDtoH(bytearray(16), pointer, 16)[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE
+
+
+def test_freed_pool_memory_is_poisoned_when_the_free_has_run(pool, stream):
+    pointer = int(ok(cu.cuMemAllocFromPoolAsync(4096, pool, stream)))
+    ok(cu.cuMemsetD8Async(pointer, 1, 4096, stream))
+    with sim.hold():
+        ok(cu.cuMemFreeAsync(pointer, stream))
+        assert ctypes.string_at(pointer, 64) == bytes([1]) * 64
+    assert ctypes.string_at(pointer, 64) == bytes([0xDD]) * 64
 
 
 def test_a_new_chunk_is_zero_and_does_not_remember():
