@@ -63,6 +63,10 @@ def plan(free, quick):
     return [work for work in works if work.memory <= 1024 * MIB] if quick else works
 
 
+class ProcessEnded(SystemExit):
+    """A measuring process is gone; the text says what it wrote last."""
+
+
 class Worker:
     """One side's process. The driver it loads is the one that this process chose for all."""
 
@@ -92,7 +96,7 @@ class Worker:
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait()
-            raise SystemExit(f"a measuring process ended with code {code}:\n{self.close()[-2000:]}")
+            raise ProcessEnded(f"a measuring process ended with code {code}:\n{self.close()[-2000:]}")
         return json.loads(line)
 
     def measure(self, side, work):
@@ -198,7 +202,13 @@ def main(arguments=None):
     # Chosen here once; the processes that measure inherit it.
     driver_text = choose_driver(options.driver)
     ours = Worker(sys.executable, packages=os.environ.get("PYTHONPATH"), raw=compile_library())
-    released = Worker.of_release(options.released) if options.released else None
+    released, released_facts, not_timed = None, None, ""
+    if options.released:
+        released = Worker.of_release(options.released)
+        try:
+            released_facts = released.ask(side="facts")["facts"]
+        except ProcessEnded as ended:
+            released, not_timed = None, f"the release was not timed: {ended}"
     report = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "processor": processor(),
@@ -206,7 +216,7 @@ def main(arguments=None):
         "driver": driver_text,
         "rounds": options.rounds,
         "this": ours.ask(side="facts")["facts"],
-        "released": released.ask(side="facts")["facts"] if released else None,
+        "released": released_facts,
         "work": [],
     }
     this = report["this"]
@@ -241,6 +251,8 @@ def main(arguments=None):
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     if kept > 0 or complaints:
         raise SystemExit(f"what was measured does not work as it should\n{complaints[:2000]}")
+    if not_timed:
+        raise SystemExit(not_timed)
 
 
 if __name__ == "__main__":
