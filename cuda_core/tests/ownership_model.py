@@ -98,7 +98,7 @@ class Model:
     def commit_transfer(self):
         if self.claim != "TRANSFER":
             return "NOT_CLAIMED"
-        self.state, self.claim = "TRANSFERRED", "NONE"
+        self.state, self.claim, self.failed = "TRANSFERRED", "NONE", False
         return "GO"
 
     def abort_transfer(self):

@@ -16,7 +16,6 @@ from cuda.core._context import Context
 from cuda.core._device_properties import DeviceProperties
 from cuda.core._errors import CUDAError
 from cuda.core._memory import _virtual_memory_resource
-from cuda.core._stream import Stream
 
 __all__ = ["ComputeCapability", "Device"]
 

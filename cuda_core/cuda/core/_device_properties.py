@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from cuda.bindings import driver
-
 from cuda.core._errors import CUDAError
 
 __all__ = ["DeviceProperties"]
@@ -16,7 +15,9 @@ _PREFIX = "CU_DEVICE_ATTRIBUTE_"
 
 def _attribute_names() -> dict[str, Any]:
     members = driver.CUdevice_attribute.__members__
-    return {name[len(_PREFIX) :].lower(): member for name, member in members.items() if name != _PREFIX + "MAX"}
+    return {
+        name[len(_PREFIX) :].lower(): member for name, member in members.items() if name != _PREFIX + "MAX"
+    }
 
 
 class DeviceProperties:

@@ -103,7 +103,8 @@ cdef int check(cydriver.CUresult result, const char* function) except -1:
 
 cdef int _require_functions() except -1:
     cdef void* found
-    cdef cydriver.CUdriverProcAddressQueryResult status = cydriver.CUdriverProcAddressQueryResult.CU_GET_PROC_ADDRESS_SUCCESS
+    cdef cydriver.CUdriverProcAddressQueryResult status
+    status = cydriver.CUdriverProcAddressQueryResult.CU_GET_PROC_ADDRESS_SUCCESS
     cdef cydriver.CUresult result
     cdef bytes name
     missing = []

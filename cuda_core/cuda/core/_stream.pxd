@@ -19,7 +19,7 @@ cdef struct StreamHandle:
 
 cdef StreamHandle* retain_stream(StreamHandle* handle) noexcept nogil
 cdef void release_stream(StreamHandle* handle) noexcept nogil
-cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing) noexcept nogil
+cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil
 cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil
 
 cdef class Stream:

@@ -79,25 +79,42 @@ cdef void release_stream(StreamHandle* handle) noexcept nogil:
     _live.fetch_sub(1)
 
 
-cdef bint _needs_context(StreamHandle* handle) noexcept nogil:
-    # The two default streams are tokens: the driver resolves them in the calling thread's current context.
-    return handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context != NULL
+cdef cydriver.CUresult _enter(StreamHandle* handle, bint* pushed, const char** function) noexcept nogil:
+    """Make the context current in which a default stream was bound, unless it is.
 
-
-cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing) noexcept nogil:
-    """Ask whether work on the stream is being captured. A question, never a disturbance of the capture."""
-    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    cdef cydriver.CUcontext popped = NULL
+    The two default streams are tokens: the driver resolves them in the calling thread's current context.
+    """
+    cdef cydriver.CUcontext current = NULL
     cdef cydriver.CUresult result
-    cdef bint pushed = _needs_context(handle)
-    capturing[0] = False
-    if pushed:
+    pushed[0] = False
+    if handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD) or handle.context == NULL:
+        return cydriver.CUresult.CUDA_SUCCESS
+    function[0] = b"cuCtxGetCurrent"
+    result = cydriver.cuCtxGetCurrent(&current)
+    if result == cydriver.CUresult.CUDA_SUCCESS and current != handle.context:
+        function[0] = b"cuCtxPushCurrent"
         result = cydriver.cuCtxPushCurrent(handle.context)
-        if result != cydriver.CUresult.CUDA_SUCCESS:
-            return result
-    result = cydriver.cuStreamIsCapturing(handle.stream, &status)
+        pushed[0] = result == cydriver.CUresult.CUDA_SUCCESS
+    return result
+
+
+cdef void _leave(bint pushed) noexcept nogil:
+    cdef cydriver.CUcontext popped = NULL
     if pushed:
         cydriver.cuCtxPopCurrent(&popped)
+
+
+cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil:
+    """Ask whether work on the stream is being captured. A question, never a disturbance of the capture."""
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef bint pushed = False
+    cdef cydriver.CUresult result = _enter(handle, &pushed, function)
+    capturing[0] = False
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuStreamIsCapturing"
+    result = cydriver.cuStreamIsCapturing(handle.stream, &status)
+    _leave(pushed)
     if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
         # The legacy stream waits for every blocking stream, and one of those is being captured.
         capturing[0] = True
@@ -108,29 +125,26 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
 
 cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil:
     """Wait until everything in the stream has run. On failure ``function`` names the call that was refused."""
-    cdef cydriver.CUcontext popped = NULL
-    cdef cydriver.CUresult result
-    cdef bint pushed = _needs_context(handle)
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    function[0] = b"cuStreamSynchronize"
-    if pushed:
-        result = cydriver.cuCtxPushCurrent(handle.context)
-        if result != cydriver.CUresult.CUDA_SUCCESS:
-            function[0] = b"cuCtxPushCurrent"
-            return result
+    cdef bint pushed = False
+    cdef cydriver.CUresult result = _enter(handle, &pushed, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
     # A wait for any stream invalidates the captures that this thread may not disturb, unless the thread says that it
     # knows what it is doing. It does: the stream that is waited for is not one of those being captured.
-    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
-        # Here the token would name this thread's stream. The one that was meant cannot be named from here, so
-        # everything in its context is waited for: slower, never unordered.
-        function[0] = b"cuCtxSynchronize"
-        result = cydriver.cuCtxSynchronize()
-    else:
-        result = cydriver.cuStreamSynchronize(handle.stream)
-    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    if pushed:
-        cydriver.cuCtxPopCurrent(&popped)
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
+            # Here the token would name this thread's stream. The one that was meant cannot be named from here, so
+            # everything in its context is waited for: slower, never unordered.
+            function[0] = b"cuCtxSynchronize"
+            result = cydriver.cuCtxSynchronize()
+        else:
+            function[0] = b"cuStreamSynchronize"
+            result = cydriver.cuStreamSynchronize(handle.stream)
+        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    _leave(pushed)
     return result
 
 

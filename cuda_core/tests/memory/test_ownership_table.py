@@ -194,8 +194,7 @@ def test_uncompiled_the_module_gives_the_same_table():
     finally:
         del sys.modules[spec.name]
     assert not module.compiled
-    assert module.table_markdown() == _ownership.table_markdown()
-    assert module.diagram_mermaid() == _ownership.diagram_mermaid()
+    assert [repr(rule) for rule in module.TABLE] == [repr(rule) for rule in _ownership.TABLE]
     assert len(module.TABLE) == len(_ownership.TABLE)
 
 

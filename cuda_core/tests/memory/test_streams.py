@@ -61,13 +61,18 @@ def test_a_close_waits_for_the_recorded_stream(resource, stream, held, how):
     assert address_free(address, 8 * GRANULE)
 
 
-def test_a_close_without_a_stream_waits_for_the_current_context(resource, stream, held):
+@pytest.mark.parametrize("where", ["same thread", "another thread"])
+def test_a_buffer_allocated_without_a_stream_is_ordered_by_the_default_stream(device, resource, held, where):
     with held():
         buffer = resource.allocate(8 * GRANULE)
-        enqueue_fill(buffer, stream)
-        assert buffer.close() is CloseResult.DONE
-        assert driver.cuStreamQuery(int(stream.handle))[0] == driver.CUresult.CUDA_SUCCESS
-    stream.sync()
+        address = buffer.handle
+        enqueue_fill(buffer, device.default_stream)
+        if where == "same thread":
+            assert buffer.close() is CloseResult.DONE
+        else:
+            assert race(buffer.close) == [CloseResult.DONE]
+    check(driver.cuCtxSynchronize())
+    assert address_free(address, 8 * GRANULE)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +232,9 @@ def test_a_wait_that_fails_leaves_the_buffer_whole(resource, stream, driver_watc
 
 
 @contextlib.contextmanager
-def capture(stream):
+def capture(stream, mode="RELAXED"):
     """Capture the stream; at the end the capture must have survived."""
-    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    mode = getattr(driver.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode}")
     check(driver.cuStreamBeginCapture(int(stream.handle), mode))
     yield
     graph = check(driver.cuStreamEndCapture(int(stream.handle)))
@@ -272,3 +277,25 @@ def test_growing_in_place_goes_on_during_a_capture(device, stream):
         for granules in (2, 3):
             buffer = resource.modify_allocation(buffer, granules * GRANULE)
     assert buffer.close() is CloseResult.DONE
+
+
+@pytest.mark.parametrize("mode", ["RELAXED", "THREAD_LOCAL", "GLOBAL"])
+@pytest.mark.parametrize("how", ["close", "drop", "grow"])
+def test_a_release_elsewhere_leaves_a_capture_alone(device, resource, stream, mode, how):
+    """The thread captures one stream and releases memory ordered by another, whatever the mode of the capture."""
+    other = device.create_stream()
+    buffer = resource.allocate(GRANULE, stream=other)
+    with blocked(buffer):
+        with capture(stream, mode):
+            if how == "drop":
+                del buffer
+                gc.collect()
+            elif how == "grow":
+                buffer = resource.modify_allocation(buffer, 2 * GRANULE)
+            else:
+                assert buffer.close() is CloseResult.DONE
+            status = check(driver.cuStreamIsCapturing(int(stream.handle)))
+            assert status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    if how == "grow":
+        buffer.close()
+    other.close()

@@ -231,12 +231,11 @@ cdef class Buffer(Record):
         order = bind_stream(Stream_accept(stream))
         try:
             self.ensure_usable()
-        except:
-            release_stream(order)
-            raise
-        old = self.stream
-        self.stream = order
-        release_stream(old)
+            old = self.stream
+            self.stream = order
+            order = old
+        finally:
+            release_stream(order)  # the old stream, or the new one that was refused
 
     # -- what can be seen in every state ---------------------------------------------------------------------------
 

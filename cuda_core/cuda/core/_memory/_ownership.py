@@ -33,9 +33,7 @@ __all__ = [
     "TransferredTo",
     "Verdict",
     "compiled",
-    "diagram_mermaid",
     "find_rule",
-    "table_markdown",
 ]
 
 compiled = cython.compiled
@@ -151,8 +149,16 @@ V = Verdict
 
 TABLE: tuple[Rule, ...] = (
     # -- a buffer begins ---------------------------------------------------------------------------------------
-    Rule((), E.ALLOCATE, V.GO, "allocated, imported or adopted: this buffer must return it", to=Ownership.OWNED),
-    Rule((), E.BORROW, V.GO, "somebody else returns it; the owner, if named, is kept alive", to=Ownership.BORROWED),
+    Rule(
+        (), E.ALLOCATE, V.GO, "allocated, imported or adopted: this buffer must return it", to=Ownership.OWNED
+    ),
+    Rule(
+        (),
+        E.BORROW,
+        V.GO,
+        "somebody else returns it; the owner, if named, is kept alive",
+        to=Ownership.BORROWED,
+    ),
     # -- release -----------------------------------------------------------------------------------------------
     Rule(
         _OPEN,
@@ -252,6 +258,7 @@ TABLE: tuple[Rule, ...] = (
         claims=(Claim.TRANSFER,),
         to=Ownership.TRANSFERRED,
         claim=Claim.NONE,
+        set_failed=False,
     ),
     Rule(
         _OWNED,
@@ -320,9 +327,19 @@ TABLE: tuple[Rule, ...] = (
     Rule(_ENDED, E.BEGIN_AUTOMATIC_RELEASE, V.NOTHING, "collecting a closed buffer is harmless"),
     Rule(_OPEN, E.BEGIN_RELEASE, V.CLAIMED, "refused: it is being moved", claims=(Claim.TRANSFER,)),
     Rule(_OPEN, E.BEGIN_AUTOMATIC_RELEASE, V.CLAIMED, "refused: it is being moved", claims=(Claim.TRANSFER,)),
-    Rule(_ENDED, E.LEND, V.CLOSED, "refused: the error tells which of the two, and where it went", claims=None),
-    Rule(_ENDED, E.BEGIN_TRANSFER, V.CLOSED, "refused: the error tells which of the two, and where it went", claims=None),
-    Rule(_ENDED, E.USE, V.CLOSED, "refused: the error tells which of the two, and where it went", claims=None),
+    Rule(
+        _ENDED, E.LEND, V.CLOSED, "refused: the error tells which of the two, and where it went", claims=None
+    ),
+    Rule(
+        _ENDED,
+        E.BEGIN_TRANSFER,
+        V.CLOSED,
+        "refused: the error tells which of the two, and where it went",
+        claims=None,
+    ),
+    Rule(
+        _ENDED, E.USE, V.CLOSED, "refused: the error tells which of the two, and where it went", claims=None
+    ),
     Rule(_OPEN, E.LEND, V.CLAIMED, "refused: a release or a transfer is under way", claims=_BUSY),
     Rule(_OPEN, E.BEGIN_TRANSFER, V.CLAIMED, "refused: a release or a transfer is under way", claims=_BUSY),
     Rule(_OPEN, E.USE, V.CLAIMED, "refused: a release or a transfer is under way", claims=_BUSY),
@@ -395,87 +412,6 @@ def find_rule(
             continue
         return rule
     raise LookupError(f"no rule for {event} in {state}, {claim}, {loans} loans")
-
-
-# --- documents made from the table --------------------------------------------------------------------------------
-
-
-def _guard_text(rule: Rule) -> str:
-    parts: list[str] = []
-    if rule.takers is not None:
-        parts.append("to " + " or ".join(t.name for t in rule.takers))
-    if rule.sources and rule.claims is not None:
-        names = [c.name.lower() for c in rule.claims]
-        parts.append("unclaimed" if names == ["none"] else "claimed for " + " or ".join(n for n in names if n != "none"))
-        if len(names) > 1 and "none" in names:
-            parts[-1] = "unclaimed or " + parts[-1]
-    if rule.loans is not Loans.ANY:
-        parts.append(rule.loans.value)
-    if rule.failed is not None:
-        parts.append("failed before" if rule.failed else "not failed")
-    if rule.held_by_loans:
-        parts.append("held by loans")
-    return "; ".join(parts)
-
-
-def _target_text(rule: Rule) -> str:
-    if rule.verdict.value > Verdict.LAST_LOAN.value:
-        return "unchanged"
-    parts = [rule.to.name if rule.to else "same"]
-    if rule.taker:
-        parts[0] += f" to {rule.taker.name}"
-    if rule.claim not in (None, Claim.NONE):
-        parts.append("claimed")
-    if rule.set_failed:
-        parts.append("failed")
-    if rule.set_lost:
-        parts.append("lost")
-    if rule.loan_change:
-        parts.append(f"loans {'+' if rule.loan_change > 0 else '-'} 1")
-    return ", ".join(parts)
-
-
-def table_markdown() -> str:
-    """Return the table as Markdown, as it stands in ``design/ownership.md``."""
-    lines = ["| from | event | guard | answer | to | effect |", "|---|---|---|---|---|---|"]
-    for rule in TABLE:
-        sources = "any" if len(rule.sources) == len(Ownership) else ", ".join(s.name for s in rule.sources) or "(new)"
-        lines.append(
-            f"| {sources} | {rule.event.value} | {_guard_text(rule)} | {rule.verdict.name} "
-            f"| {_target_text(rule)} | {rule.effect} |"
-        )
-    return "\n".join(lines)
-
-
-def diagram_mermaid() -> str:
-    """Return the transitions between states as a Mermaid state diagram, made from the table."""
-    arrows: dict[tuple[str, str], list[str]] = {}
-
-    def add(source: str, target: str, label: str) -> None:
-        labels = arrows.setdefault((source, target), [])
-        if label not in labels:
-            labels.append(label)
-
-    for rule in TABLE:
-        if rule.verdict.value > Verdict.LAST_LOAN.value or rule.event is Event.USE:
-            continue
-        if not rule.sources:
-            add("[*]", rule.to.name, rule.event.value)
-            continue
-        for source in rule.sources:
-            for claim in rule.claims or tuple(Claim):
-                before = source.name if claim is Claim.NONE else f"{source.name}_{claim.name}"
-                if claim is not Claim.NONE and source is not Ownership.OWNED:
-                    if not (source is Ownership.TRANSFERRED and claim is Claim.RELEASE):
-                        continue
-                state = rule.to or source
-                after_claim = claim if rule.claim is None else rule.claim
-                after = state.name if after_claim is Claim.NONE else f"{state.name}_{after_claim.name}"
-                if before != after:
-                    add(before, after, rule.event.value)
-    lines = ["stateDiagram-v2"]
-    lines += [f"    {a} --> {b}: {', '.join(labels)}" for (a, b), labels in arrows.items()]
-    return "\n".join(lines)
 
 
 # --- the compiled machine -----------------------------------------------------------------------------------------
@@ -567,7 +503,9 @@ def _check_codes():
         ("USE", EVENT_USE),
     ):
         if _EVENT_NUMBER[Event[name]] != number:
-            raise AssertionError(f"event {name} is {_EVENT_NUMBER[Event[name]]} here and {number} in the .pxd")
+            raise AssertionError(
+                f"event {name} is {_EVENT_NUMBER[Event[name]]} here and {number} in the .pxd"
+            )
     if _BEGIN_TRANSFER_CODES[TransferredTo.GROWN] != EVENT_BEGIN_GROW:
         raise AssertionError("begin transfer to GROWN has another number in the .pxd")
     for verdict, number in (
@@ -627,7 +565,9 @@ def commit_shared_transfer(word, epoch):
         verdict = VERDICTS[EVENT_COMMIT_TRANSFER * SITUATIONS + situation_of(old)]
         if verdict != VERDICT_GO:
             return verdict
-        new = (old & ~(CLAIM_MASK | TAKER_MASK | EPOCH_MASK)) | cython.cast(uint64_t, epoch + 1) << 40
+        new = (old & ~(CLAIM_MASK | FAILED_BIT | TAKER_MASK | EPOCH_MASK)) | cython.cast(
+            uint64_t, epoch + 1
+        ) << 40
         if word.compare_exchange_strong(old, new):
             return VERDICT_GO
 

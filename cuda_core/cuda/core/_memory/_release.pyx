@@ -156,12 +156,13 @@ cdef int ensure_not_capturing(StreamHandle* order) except -1:
     Waiting would invalidate the capture, which belongs to somebody else.
     """
     cdef bint capturing = False
+    cdef const char* function = NULL
     cdef cydriver.CUresult result
     if order == NULL:
         return 0
     with nogil:
-        result = stream_is_capturing(order, &capturing)
-    check(result, b"cuStreamIsCapturing")
+        result = stream_is_capturing(order, &capturing, &function)
+    check(result, function)
     if capturing:
         error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"cuStreamIsCapturing")
         error.args = (

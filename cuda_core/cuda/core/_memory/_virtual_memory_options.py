@@ -80,12 +80,16 @@ def _device_ordinals(value: Any) -> tuple[int, ...]:
 
 def _check_allocation_type(value: VirtualMemoryAllocationType) -> None:
     if value is VirtualMemoryAllocationType.MANAGED:
-        raise ValueError("allocation_type 'managed' is refused by every driver for virtual memory; use 'pinned'")
+        raise ValueError(
+            "allocation_type 'managed' is refused by every driver for virtual memory; use 'pinned'"
+        )
 
 
 def _check_handle_type(value: VirtualMemoryHandleType | None) -> None:
     if value is VirtualMemoryHandleType.WIN32_KMT:
-        raise ValueError(f"handle_type {value.value!r} exists on Windows only; use 'posix_fd', 'fabric' or None")
+        raise ValueError(
+            f"handle_type {value.value!r} exists on Windows only; use 'posix_fd', 'fabric' or None"
+        )
 
 
 def _check_alignment(value: int | None) -> None:
@@ -214,8 +218,12 @@ class VirtualMemoryResourceOptions:
         if isinstance(value, dict):
             unknown = [key for key in value if key not in attrs.fields_dict(cls)]
             if unknown:
-                raise TypeError(f"{name} has no option {unknown[0]!r}; known are {', '.join(attrs.fields_dict(cls))}")
+                raise TypeError(
+                    f"{name} has no option {unknown[0]!r}; known are {', '.join(attrs.fields_dict(cls))}"
+                )
             return cls(**value)
         if not isinstance(value, cls):
-            raise TypeError(f"{name} must be {cls.__name__}, a dict or None, got {type(value).__name__}: {value!r}")
+            raise TypeError(
+                f"{name} must be {cls.__name__}, a dict or None, got {type(value).__name__}: {value!r}"
+            )
         return value

@@ -12,7 +12,6 @@ cdef class VirtualMemoryResource(MemoryResource):
     cdef dict _ranges       # begin of each range -> range, for frees by address
     cdef list _leftovers    # ranges of failed allocations that could not be undone
     cdef dict __dict__
-    cdef int _prepare(self, object options, ChunkRequest* request, size_t* granularity) except -1
     cdef int _refresh(self) except -1
     cdef int _retry_leftovers(self) except -1
     cdef object _failed(self, VirtualRange range_, Failure failure)

@@ -2,13 +2,9 @@
 """``VirtualMemoryResource``: buffers on virtual memory, which can grow."""
 
 cimport cython
-from cuda.bindings cimport cydriver
 from libc.stdint cimport uint64_t, uintptr_t
-from libc.string cimport memset
-from libcpp.memory cimport make_shared
-from libcpp.vector cimport vector
 
-from cuda.core._driver cimport check, ensure_driver, error_for, is_finalizing
+from cuda.core._driver cimport ensure_driver, error_for, is_finalizing
 from cuda.core._memory._allocation cimport Record, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, round_up, size_argument
 from cuda.core._memory._buffer cimport Buffer, MemoryResource, new_buffer, record_being_asked
@@ -26,6 +22,7 @@ from cuda.core._memory._ownership cimport (
     fresh,
 )
 from cuda.core._memory._release cimport ensure_not_capturing, report, wait_for_order
+from cuda.core._memory._virtual_memory_request cimport check_fit, device_argument, facts_of, prepare_request
 from cuda.core._memory._virtual_range cimport (
     GROW_ELSEWHERE,
     GROW_FAILED,
@@ -39,65 +36,12 @@ from cuda.core._stream cimport Stream_accept, StreamHandle, bind_default_stream,
 
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
-from cuda.core.typing import (
-    VirtualMemoryAccessType,
-    VirtualMemoryGranularityType,
-    VirtualMemoryHandleType,
-    VirtualMemoryLocationType,
-)
+from cuda.core.typing import VirtualMemoryLocationType
 
 __all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
 
-cdef extern from "<sched.h>" nogil:
-    int getcpu(unsigned int* cpu, unsigned int* node)
-
 # Set by the device module when it is imported; modules below it cannot import it.
 device_factory = None
-
-_LOCATIONS = {
-    VirtualMemoryLocationType.DEVICE: cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE,
-    VirtualMemoryLocationType.HOST: cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST,
-    # The driver refuses to allocate at "current" itself, so the node is named.
-    VirtualMemoryLocationType.HOST_NUMA: cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA,
-    VirtualMemoryLocationType.HOST_NUMA_CURRENT: cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA,
-}
-_HANDLES = {
-    None: cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE,
-    VirtualMemoryHandleType.POSIX_FD: cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-    VirtualMemoryHandleType.FABRIC: cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC,
-}
-_RIGHTS = {
-    VirtualMemoryAccessType.READ_WRITE: cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    VirtualMemoryAccessType.READ: cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ,
-}
-
-
-cdef int _attribute(int ordinal, cydriver.CUdevice_attribute attribute) except? -1:
-    cdef int value = 0
-    cdef cydriver.CUresult result
-    with nogil:
-        result = cydriver.cuDeviceGetAttribute(&value, attribute, ordinal)
-    check(result, b"cuDeviceGetAttribute")
-    return value
-
-
-cdef int _device_argument(object device) except -1:
-    """Return the ordinal of a device given as a number or as anything with a ``device_id``."""
-    cdef int count = 0
-    cdef cydriver.CUresult result
-    number = getattr(device, "device_id", device)
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"device_id must be a Device or an integer, got {type(device).__name__}: {device!r}")
-    if number < 0:
-        raise ValueError(f"device_id must not be negative, got {number}")
-    ensure_driver()
-    with nogil:
-        result = cydriver.cuDeviceGetCount(&count)
-    check(result, b"cuDeviceGetCount")
-    if number >= count:
-        raise ValueError(f"device_id must be below the number of devices, {count}, got {number}")
-    return number
-
 
 cdef int _return_range(Record record, StreamHandle* order) except -1:
     """The deleter of virtual memory: after the ordering stream, every part of the range by its own record."""
@@ -177,9 +121,9 @@ cdef class VirtualMemoryResource(MemoryResource):
 
     def __init__(self, device_id, config=None):
         options = VirtualMemoryResourceOptions._accept(config, "config")
-        cdef int ordinal = _device_argument(device_id)
-        cdef tuple facts = _facts_of(ordinal)
-        _check_fit(ordinal, facts, options)
+        cdef int ordinal = device_argument(device_id)
+        cdef tuple facts = facts_of(ordinal)
+        check_fit(ordinal, facts, options)
         self._ordinal = ordinal
         self._facts = facts
         self.config = options
@@ -195,55 +139,6 @@ cdef class VirtualMemoryResource(MemoryResource):
 
     # -- configuration ---------------------------------------------------------------------------------------------
 
-    cdef int _prepare(self, object options, ChunkRequest* request, size_t* granularity) except -1:
-        """Turn options into what the driver wants, and ask it for the granularity."""
-        cdef cydriver.CUmemAccessDesc description
-        cdef cydriver.CUresult result
-        cdef unsigned int node = 0
-        cdef cydriver.CUmemAllocationGranularity_flags flag = (
-            cydriver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-            if options.granularity == VirtualMemoryGranularityType.MINIMUM
-            else cydriver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-        )
-        if self._ordinal < 0:
-            raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
-        memset(&request.properties, 0, sizeof(request.properties))
-        location = options.location_type
-        request.properties.type = cydriver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        request.properties.location.type = <cydriver.CUmemLocationType><int>_LOCATIONS[location]
-        request.properties.location.id = self._ordinal
-        if location == VirtualMemoryLocationType.HOST:
-            request.properties.location.id = 0
-        elif location == VirtualMemoryLocationType.HOST_NUMA:
-            request.properties.location.id = max(
-                _attribute(self._ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID), 0
-            )
-        elif location == VirtualMemoryLocationType.HOST_NUMA_CURRENT:
-            if getcpu(NULL, &node) != 0:
-                raise OSError("the operating system did not tell the NUMA node of this thread")
-            request.properties.location.id = node
-        request.properties.requestedHandleTypes = (
-            <cydriver.CUmemAllocationHandleType><int>_HANDLES[options.handle_type]
-        )
-        request.properties.allocFlags.gpuDirectRDMACapable = options.gpu_direct_rdma
-        request.rights = make_shared[vector[cydriver.CUmemAccessDesc]]()
-        if options.self_access is not None:
-            description.location = request.properties.location
-            description.flags = <cydriver.CUmemAccess_flags><int>_RIGHTS[options.self_access]
-            request.rights.get().push_back(description)
-        if options.peer_access is not None:
-            for peer in options.peers:
-                if location == VirtualMemoryLocationType.DEVICE and peer == self._ordinal:
-                    continue
-                description.location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-                description.location.id = peer
-                description.flags = <cydriver.CUmemAccess_flags><int>_RIGHTS[options.peer_access]
-                request.rights.get().push_back(description)
-        with nogil:
-            result = cydriver.cuMemGetAllocationGranularity(granularity, &request.properties, flag)
-        check(result, b"cuMemGetAllocationGranularity")
-        return 0
-
     cdef int _refresh(self) except -1:
         """Prepare the resource's own request again if an option was assigned since."""
         cdef ChunkRequest request
@@ -255,8 +150,8 @@ cdef class VirtualMemoryResource(MemoryResource):
         # The node of "host_numa_current" is the calling thread's, so it is looked up each time.
         if revision == self._revision and self.config.location_type != VirtualMemoryLocationType.HOST_NUMA_CURRENT:
             return 0
-        _check_fit(self._ordinal, self._facts, self.config)
-        self._prepare(self.config, &request, &granularity)
+        check_fit(self._ordinal, self._facts, self.config)
+        prepare_request(self._ordinal, self.config, &request, &granularity)
         self._request = request
         self._granularity = granularity
         self._revision = revision
@@ -326,20 +221,22 @@ cdef class VirtualMemoryResource(MemoryResource):
         cdef size_t alignment
         cdef uintptr_t hint
         failure.function = NULL
+        range_ = VirtualRange.__new__(VirtualRange)
+        range_.word.store(fresh(STATE_OWNED, 0))
+        rounded = reserved = 0
+        if wanted:
+            self._refresh()
+            rounded = round_up(wanted, self._granularity, "size")
+            reserved = max(rounded, round_up(self.config.reserve_size, self._granularity, "reserve_size"))
         if stream is not None:
             order = bind_stream(Stream_accept(stream))
         elif wanted:
             order = bind_default_stream()
         # From here on the buffer holds the stream's reference, and an exception lets it go.
         buffer = new_buffer(0, 0, self, self._ordinal, order)
-        range_ = VirtualRange.__new__(VirtualRange)
-        range_.word.store(fresh(STATE_OWNED, 0))
-        if wanted == 0:
+        if not wanted:
             buffer.begin(STATE_OWNED, range_, 0)
             return buffer
-        self._refresh()
-        rounded = round_up(wanted, self._granularity, "size")
-        reserved = max(rounded, round_up(self.config.reserve_size, self._granularity, "reserve_size"))
         alignment = self.config.addr_align or self._granularity
         hint = self.config.addr_hint or 0
         request = self._request
@@ -530,14 +427,14 @@ cdef class VirtualMemoryResource(MemoryResource):
                     f"config must keep the location {self.config.location_type.value!r}, "
                     f"got {options.location_type.value!r}"
                 )
-            _check_fit(self._ordinal, self._facts, options)
+            check_fit(self._ordinal, self._facts, options)
         if wanted <= old.size:
             return buf
         self._refresh()
         if config is None:
             request, granularity = self._request, self._granularity
         else:
-            self._prepare(options, &request, &granularity)
+            prepare_request(self._ordinal, options, &request, &granularity)
         rounded = round_up(wanted, granularity, "new_size")
         alignment = options.addr_align or granularity
         # The new buffer is made before anything happens: after the commit point nothing may fail.
@@ -606,34 +503,3 @@ cdef class VirtualMemoryResource(MemoryResource):
                 "Its close tries again."
             )
         return 0
-
-
-cdef tuple _facts_of(int ordinal):
-    """Return what decides whether options fit a device, asked once so that later checks call no driver."""
-    cdef int count = 0
-    cdef cydriver.CUresult result
-    with nogil:
-        result = cydriver.cuDeviceGetCount(&count)
-    check(result, b"cuDeviceGetCount")
-    return (
-        count,
-        _attribute(
-            ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        ),
-        _attribute(
-            ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
-        ),
-    )
-
-
-cdef int _check_fit(int ordinal, tuple facts, object options) except -1:
-    """Refuse options that the device cannot honour. Makes no driver call."""
-    count, virtual_memory, rdma = facts
-    if not virtual_memory:
-        raise RuntimeError(f"VirtualMemoryResource requires CUDA VMM API support, and device {ordinal} has none")
-    if options.gpu_direct_rdma and not rdma:
-        raise RuntimeError(f"GPU Direct RDMA is not supported for virtual memory on device {ordinal}")
-    for peer in options.peers:
-        if peer >= count:
-            raise ValueError(f"peers must be below the number of devices, {count}, got {peer}")
-    return 0
