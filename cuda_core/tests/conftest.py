@@ -12,7 +12,13 @@ import sys
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same examples in every run, so that a failure says something about the change at hand. Exploring further is
+# asked for with --hypothesis-profile=explore.
+hypothesis.settings.register_profile("stable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None)
 
 # The tests are imported by path (importmode=importlib), so their helpers have to be found through sys.path.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -54,6 +60,8 @@ def pytest_configure(config):
         "provokes_refusals: makes the driver refuse calls on purpose",
     ):
         config.addinivalue_line("markers", line)
+    if not config.getoption("--hypothesis-profile", None):
+        hypothesis.settings.load_profile("stable")
     choice = config.getoption("--driver")
     if choice == "auto":
         choice = "gpu" if _a_gpu_is_there() else "sim"

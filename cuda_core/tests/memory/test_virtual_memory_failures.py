@@ -399,6 +399,24 @@ def test_a_buffer_that_is_half_returned_is_never_grown(device, driver_watch):
     assert prepared.buffer.close() is CloseResult.DONE
 
 
+@pytest.mark.parametrize("block", [False, True], ids=["in place", "moving"])
+def test_a_buffer_grown_after_a_failed_close_is_collected_like_any_other(resource, driver_watch, block):
+    """The close failed before anything was returned, so the buffer was whole, and the result is a buffer of its own."""
+    live = driver_watch.live()
+    buffer = resource.allocate(GRANULE)
+    fill_granules(buffer)
+    with driver_watch.fail("cuMemUnmap"):
+        with pytest.raises(CUDAError, match="cuMemUnmap"):
+            buffer.close()
+    with blocked(buffer) if block else contextlib.nullcontext():
+        new = resource.modify_allocation(buffer, 2 * GRANULE)
+    assert granules_hold(new, 1)
+    with warnings_seen() as seen:
+        del new
+    assert seen == []
+    assert driver_watch.live() == live
+
+
 def test_one_buffer_that_cannot_be_freed_holds_only_its_own_memory(resource, driver_watch):
     stuck = resource.allocate(GRANULE)
     live = driver_watch.live()
