@@ -98,6 +98,17 @@ cdef cydriver.CUresult _enter(StreamHandle* handle, bint* pushed, const char** f
     return result
 
 
+cdef cydriver.CUstream _as_seen_here(StreamHandle* handle) noexcept nogil:
+    """Return what to wait for on this thread.
+
+    The per-thread token would name this thread's own stream. Another thread's cannot be named; the legacy stream,
+    which waits for all of them, takes its place: slower, never unordered.
+    """
+    if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
+        return <cydriver.CUstream>1
+    return handle.stream
+
+
 cdef void _leave(bint pushed) noexcept nogil:
     cdef cydriver.CUcontext popped = NULL
     if pushed:
@@ -113,7 +124,7 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     function[0] = b"cuStreamIsCapturing"
-    result = cydriver.cuStreamIsCapturing(handle.stream, &status)
+    result = cydriver.cuStreamIsCapturing(_as_seen_here(handle), &status)
     _leave(pushed)
     if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
         # The legacy stream waits for every blocking stream, and one of those is being captured.
@@ -135,14 +146,8 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
     function[0] = b"cuThreadExchangeStreamCaptureMode"
     result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result == cydriver.CUresult.CUDA_SUCCESS:
-        if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
-            # Here the token would name this thread's stream. The one that was meant cannot be named from here, so
-            # everything in its context is waited for: slower, never unordered.
-            function[0] = b"cuCtxSynchronize"
-            result = cydriver.cuCtxSynchronize()
-        else:
-            function[0] = b"cuStreamSynchronize"
-            result = cydriver.cuStreamSynchronize(handle.stream)
+        function[0] = b"cuStreamSynchronize"
+        result = cydriver.cuStreamSynchronize(_as_seen_here(handle))
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     _leave(pushed)
     return result
