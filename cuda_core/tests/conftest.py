@@ -192,6 +192,23 @@ def driver_watch(driver_name):
     return DriverWatch(cuda_driver_sim)
 
 
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+def _forget_the_last_failure():
+    # pytest leaves the last exception here for debuggers; its frames hold the buffers of the test that failed.
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        sys.__dict__.pop(name, None)
+
+
 def _live_now(watch):
     from cuda.core._memory import _counters
 
@@ -203,6 +220,7 @@ def nothing_left(request, devices, driver_watch):
     """Every test ends with nothing live that was not live before it, and with no call refused by surprise."""
     from support import free_memory
 
+    _forget_the_last_failure()
     devices[0].set_current()
     gc.collect()
     if driver_watch.sim:
@@ -210,6 +228,8 @@ def nothing_left(request, devices, driver_watch):
     live = _live_now(driver_watch)
     free = free_memory()
     yield
+    if request.node.stash.get(_failed, False):
+        return  # its buffers live on in the traceback, and say nothing new
     devices[0].set_current()
     request.node.funcargs.clear()  # pytest keeps what the fixtures made until the test is taken down
     gc.collect()

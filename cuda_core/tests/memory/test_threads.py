@@ -7,7 +7,15 @@ import time
 
 import pytest
 
-from cuda.core import Buffer, CloseResult, Ownership, OwnershipError, TransferredTo
+from cuda.core import (
+    LEGACY_DEFAULT_STREAM,
+    PER_THREAD_DEFAULT_STREAM,
+    Buffer,
+    CloseResult,
+    Ownership,
+    OwnershipError,
+    TransferredTo,
+)
 from python_resources import Plain
 from support import (
     GRANULE,
@@ -177,20 +185,21 @@ def test_reading_a_buffer_that_is_being_closed(resource):
 
 
 def test_stream_changes_against_close(resource, device):
-    streams = [device.create_stream() for _ in range(2)]
-    for _ in range(ROUNDS):
-        buffer = resource.allocate(GRANULE, stream=streams[0])
+    """A close goes on with the stream that it began with, also when that is let go of meanwhile."""
+    created = [device.create_stream() for _ in range(2)]
+    for round_ in range(ROUNDS):
+        buffer = resource.allocate(GRANULE, stream=created[round_ % 2])
 
         def change(buffer=buffer):
-            for stream in streams * 3:
+            for stream in (*created, LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM) * 3:
                 try:
                     buffer.set_deallocation_stream(stream)
                 except OwnershipError:
                     return "refused"
             return "changed"
 
-        closed, *changed = race(buffer.close, change, change)
+        closed, *changed = race(in_context(buffer.close), in_context(change), in_context(change))
         assert closed is CloseResult.DONE
         assert set(changed) <= {"refused", "changed"}
-    for stream in streams:
+    for stream in created:
         stream.close()
