@@ -55,8 +55,9 @@ CUresult set_on(Lock &lock, Stream &stream, Set set) {
         return CUDA_SUCCESS;
     Work work;
     work.kind = WorkKind::Set;
-    work.run = [set] {
-        if (!still_there(set.destination, (set.rows - 1) * set.pitch + set.columns * set.width))
+    work.run = [set, &context = *stream.context] {
+        std::size_t bytes = (set.rows - 1) * set.pitch + set.columns * set.width;
+        if (!still_there(set.destination, bytes, context, true))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         for (std::size_t row = 0; row < set.rows; ++row)
             fill(set.destination + row * set.pitch, set.value, set.width, set.columns);
@@ -88,9 +89,9 @@ Set line(CUdeviceptr destination, std::uint32_t value, std::size_t width, std::s
 // Which side of a copy may be pageable host memory.
 enum class Sides { Any, HostToDevice, DeviceToHost, DeviceToDevice };
 
-std::function<CUresult()> copy_of(Address destination, Address source, std::size_t bytes) {
-    return [destination, source, bytes]() -> CUresult {
-        if (!still_there(destination, bytes) || !still_there(source, bytes))
+std::function<CUresult()> copy_of(Address destination, Address source, std::size_t bytes, const Context &context) {
+    return [destination, source, bytes, &context]() -> CUresult {
+        if (!still_there(destination, bytes, context, true) || !still_there(source, bytes, context, false))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         std::memmove(reinterpret_cast<void *>(destination), reinterpret_cast<const void *>(source), bytes);
         return CUDA_SUCCESS;
@@ -104,7 +105,7 @@ CUresult copy_on(Lock &lock, Stream &stream, Address destination, Address source
     Context &context = *stream.context;
     if (stream.capture) {
         Work work;
-        work.run = copy_of(destination, source, bytes);
+        work.run = copy_of(destination, source, bytes, context);
         return submit(lock, stream, std::move(work));
     }
     bool host_may_write = sides == Sides::Any || sides == Sides::DeviceToHost;
@@ -121,14 +122,14 @@ CUresult copy_on(Lock &lock, Stream &stream, Address destination, Address source
         // The driver has read pageable memory when the call returns: the program may change it.
         auto *first = reinterpret_cast<const char *>(source);
         auto staged = std::make_shared<std::vector<char>>(first, first + bytes);
-        work.run = [destination, staged] {
-            if (!still_there(destination, staged->size()))
+        work.run = [destination, staged, &context] {
+            if (!still_there(destination, staged->size(), context, true))
                 return CUDA_ERROR_ILLEGAL_ADDRESS;
             std::memcpy(reinterpret_cast<void *>(destination), staged->data(), staged->size());
             return CUDA_SUCCESS;
         };
     } else {
-        work.run = copy_of(destination, source, bytes);
+        work.run = copy_of(destination, source, bytes, context);
     }
     if (CUresult bad = submit(lock, stream, std::move(work)))
         return bad;

@@ -232,15 +232,30 @@ ChunkStore &chunk_store();
 bool forked();  // in the child of a fork that came after cuInit
 
 // Keeps destroyed objects for a while, so that the address of a destroyed one is not at once the
-// handle of a new one.
+// handle of a new one, and so that a stale handle can be told from one that never was any.
+template <class T> struct Retired {
+    static constexpr std::size_t kept = 4096;
+    std::deque<T *> objects;
+    std::unordered_set<const T *> known;
+};
+
+template <class T> Retired<T> &retired() {
+    static auto &list = *new Retired<T>;
+    return list;
+}
+
 template <class T> void retire(T *object) {
-    static auto &retired = *new std::deque<T *>;
-    retired.push_back(object);
-    if (retired.size() > 4096) {
-        delete retired.front();
-        retired.pop_front();
+    Retired<T> &list = retired<T>();
+    list.objects.push_back(object);
+    list.known.insert(object);
+    if (list.objects.size() > Retired<T>::kept) {
+        list.known.erase(list.objects.front());
+        delete list.objects.front();
+        list.objects.pop_front();
     }
 }
+
+template <class T> bool was_destroyed(const T *object) { return retired<T>().known.count(object) != 0; }
 
 // --- contexts (context.cpp) ---
 
@@ -252,6 +267,7 @@ std::uint64_t thread_number();
 // --- streams (stream.cpp, work_queue.cpp) ---
 
 CUresult resolve_stream(CUstream handle, Stream *&stream);
+CUresult bad_stream(const Stream *stream);  // what a handle that names no stream is answered with
 CUresult default_stream(Stream *&stream);  // of the current context, legacy or per-thread
 Stream *legacy_stream(Context &context);
 Stream *per_thread_stream(Context &context);
@@ -286,6 +302,10 @@ CUresult capture_work(Stream &stream, Work work);
 CUresult capture_record(Stream &stream, Event &event);
 CUresult capture_wait(Stream &stream, Event &event);
 
+// --- events (event.cpp) ---
+
+CUresult bad_event(const Event *event);  // what a handle that names no event is answered with
+
 // --- events of several processes (event_sharing.cpp) ---
 
 CUresult share_event(Event &event);
@@ -316,8 +336,8 @@ Place place_of(Address address);
 bool in_our_space(Address address);
 // Whether work of `context` may use the bytes; pageable host memory is fine for copies only.
 CUresult check_use(Address address, std::size_t bytes, Context &context, Use use);
-// Whether the bytes are still there when the work that uses them runs.
-bool still_there(Address address, std::size_t bytes);
+// Whether the bytes are still there, and accessible, when the work of `context` that uses them runs.
+bool still_there(Address address, std::size_t bytes, const Context &context, bool write);
 bool is_pageable(Address address);
 
 // --- virtual memory (virtual_memory.cpp) ---

@@ -7,7 +7,7 @@ namespace {
 
 CUresult known(CUevent handle, Event *&event) {
     event = reinterpret_cast<Event *>(handle);
-    return driver().events.count(event) ? event->context->fault : CUDA_ERROR_INVALID_HANDLE;
+    return driver().events.count(event) ? event->context->fault : bad_event(event);
 }
 
 // An event that was last recorded in a capture has nothing that could be waited for.
@@ -46,6 +46,10 @@ CUresult record(CUevent handle, CUstream stream_handle) {
 
 }  // namespace
 
+CUresult bad_event(const Event *event) {
+    return was_destroyed(event) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_HANDLE;
+}
+
 DRIVER_CALL("cuEventCreate", cuEventCreate, 2000, (CUevent * phEvent, unsigned int Flags), (phEvent, Flags)) {
     Driver &d = driver();
     Lock lock(d.mutex);
@@ -75,7 +79,7 @@ DRIVER_CALL("cuEventDestroy", cuEventDestroy_v2, 4000, (CUevent hEvent), (hEvent
     Lock lock(d.mutex);
     auto *event = reinterpret_cast<Event *>(hEvent);
     if (!d.events.erase(event))
-        return CUDA_ERROR_INVALID_HANDLE;
+        return bad_event(event);
     retire(event);
     return CUDA_SUCCESS;
 }

@@ -86,7 +86,7 @@ DRIVER_CALL("cuIpcGetEventHandle", cuIpcGetEventHandle, 4010, (CUipcEventHandle 
     Lock lock(d.mutex);
     auto *e = reinterpret_cast<Event *>(event);
     if (!d.events.count(e))
-        return CUDA_ERROR_INVALID_HANDLE;
+        return bad_event(e);
     if (!pHandle || !(e->flags & CU_EVENT_INTERPROCESS))
         return CUDA_ERROR_INVALID_VALUE;
     Ticket ticket{};

@@ -213,8 +213,8 @@ static CUresult batch(CUdeviceptr *pointers, size_t *sizes, size_t count, CUmemL
         if (discard) {
             // What discarded memory holds is undefined: a pattern shows who still reads it.
             Work work;
-            work.run = [pointer = pointers[i], bytes = sizes[i]] {
-                if (!still_there(pointer, bytes))
+            work.run = [pointer = pointers[i], bytes = sizes[i], &context = *s->context] {
+                if (!still_there(pointer, bytes, context, true))
                     return CUDA_ERROR_ILLEGAL_ADDRESS;
                 std::memset(reinterpret_cast<void *>(pointer), 0xDD, bytes);
                 return CUDA_SUCCESS;

@@ -143,7 +143,7 @@ CUresult check_use(Address address, std::size_t bytes, Context &context, Use use
     return CUDA_SUCCESS;
 }
 
-bool still_there(Address address, std::size_t bytes) {
+bool still_there(Address address, std::size_t bytes, const Context &context, bool write) {
     Address at = address, end = address + bytes;
     while (at < end) {
         Place place = place_of(at);
@@ -151,6 +151,9 @@ bool still_there(Address address, std::size_t bytes) {
             return false;
         if (place.kind == PlaceKind::Unknown)
             return !in_our_space(at);
+        // An unmap takes the access rights with it: another mapping at the address does not help.
+        if (place.kind == PlaceKind::Virtual && !may(place.mapping->rights, *context.device, write))
+            return false;
         at = place.base + place.size;
     }
     return true;

@@ -59,6 +59,10 @@ CUresult default_stream(Stream *&stream) {
     return resolve_stream(per_thread_default ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY, stream);
 }
 
+CUresult bad_stream(const Stream *stream) {
+    return was_destroyed(stream) ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
+}
+
 CUresult resolve_stream(CUstream handle, Stream *&stream) {
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
         Context *context;
@@ -71,7 +75,7 @@ CUresult resolve_stream(CUstream handle, Stream *&stream) {
     Driver &d = driver();
     if (stream != d.recent_stream) {
         if (!d.streams.count(stream))
-            return CUDA_ERROR_INVALID_HANDLE;
+            return bad_stream(stream);
         d.recent_stream = stream;
     }
     return stream->context->fault;
@@ -92,11 +96,12 @@ DRIVER_CALL("cuStreamDestroy", cuStreamDestroy_v2, 4000, (CUstream hStream), (hS
     auto *stream = reinterpret_cast<Stream *>(hStream);
     auto found = d.streams.find(stream);
     if (found == d.streams.end())
-        return CUDA_ERROR_INVALID_HANDLE;
+        return bad_stream(stream);
     end_capture_of(*stream);
     d.streams.erase(found);
     d.recent_stream = nullptr;
     stream->destroyed = true;
+    retired<Stream>().known.insert(stream);
     if (stream->idle())
         retire(stream);  // else when its last work has run
     return CUDA_SUCCESS;
@@ -136,7 +141,7 @@ DRIVER_CALL_ON_STREAM("cuStreamWaitEvent", cuStreamWaitEvent, 3020,
         return bad;
     auto *event = reinterpret_cast<Event *>(hEvent);
     if (!d.events.count(event))
-        return CUDA_ERROR_INVALID_HANDLE;
+        return bad_event(event);
     if (Flags & ~unsigned(CU_EVENT_WAIT_EXTERNAL))
         return CUDA_ERROR_INVALID_VALUE;
     if (s->capture || !event->captured_in.expired())

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests share: checked calls, mapped memory, processes."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import cuda_driver_sim as sim
 
@@ -25,6 +27,20 @@ def run_python(program, *arguments, env=None):
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, env=env
     )
+
+
+def start():
+    """Initialise the driver in a process of its own, with the context of device 0 current."""
+    ok(cu.cuInit(0))
+    ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
+
+
+def run_test_program(program, *arguments, returncode=0):
+    """Run a program that uses these helpers in a process of its own; return what it printed."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = run_python(program, *arguments, env=env)
+    assert done.returncode == returncode, done.stderr
+    return done.stdout
 
 
 def properties_of_chunk():
