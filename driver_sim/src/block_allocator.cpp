@@ -164,6 +164,14 @@ void BlockAllocator::split(std::uint32_t index, std::uint32_t units) {
 }
 
 std::uint32_t BlockAllocator::take(std::uint32_t units) {
+    if (std::uint32_t kept = kept_) {
+        kept_ = 0;
+        if (blocks_[kept].units == units) {
+            blocks_[kept].state = BlockState::Live;
+            return kept;
+        }
+        join(kept);
+    }
     int bin = bin_of(units);
     // The last block freed in the own bin may fit; all blocks of the bins above do.
     std::uint32_t index = heads_[bin];
@@ -198,6 +206,14 @@ std::uint32_t BlockAllocator::take(std::uint32_t units) {
 }
 
 void BlockAllocator::give_back(std::uint32_t index) {
+    if (kept_)
+        join(kept_);
+    kept_ = index;
+    blocks_[index].state = BlockState::Kept;
+    blocks_[index].freed_on = nullptr;
+}
+
+void BlockAllocator::join(std::uint32_t index) {
     std::uint32_t after = blocks_[index].after, before = blocks_[index].before;
     if (after && blocks_[after].state == BlockState::Free) {
         unlist(after);
@@ -224,7 +240,6 @@ void BlockAllocator::give_back(std::uint32_t index) {
     }
     Block &block = blocks_[index];
     block.state = BlockState::Free;
-    block.freed_on = nullptr;
     list(index);
 }
 

@@ -10,7 +10,7 @@ namespace sim {
 
 struct Stream;
 
-enum class BlockState : std::uint8_t { Free, Live, Freeing };
+enum class BlockState : std::uint8_t { Free, Kept, Live, Freeing };
 
 struct Block {
     std::uint32_t start = 0, units = 0;       // in units
@@ -21,6 +21,8 @@ struct Block {
     std::uint64_t id = 0;                     // of the allocation
     Stream *freed_on = nullptr;               // while Freeing
     std::uint64_t freed_order = 0;            // of the free among all submitted work
+
+    bool held() const { return state == BlockState::Live || state == BlockState::Freeing; }
 };
 
 // Remembers at which units blocks begin; finds the last beginning at or before a unit.
@@ -40,7 +42,8 @@ class Beginnings {
 };
 
 // Segregated fit: lists of free blocks by size, found through bitmaps, and neighbours joined at once
-// (the scheme known as TLSF). Blocks are named by an index; 0 is none.
+// (the scheme known as TLSF). Blocks are named by an index; 0 is none. The block freed last is kept as it is:
+// most programs ask for the same size again, and joining it only to divide it again is half the cost of a pair.
 class BlockAllocator {
   public:
     bool open(std::uint32_t units);
@@ -49,6 +52,7 @@ class BlockAllocator {
     std::uint32_t take(std::uint32_t units);
     void give_back(std::uint32_t index);
     std::uint32_t containing(std::uint32_t unit) const;
+    std::uint32_t beginning_at(std::uint32_t unit) const { return block_at_[unit]; }  // 0 when none does
 
     Block &operator[](std::uint32_t index) { return blocks_[index]; }
 
@@ -59,6 +63,7 @@ class BlockAllocator {
     void list(std::uint32_t index);
     void unlist(std::uint32_t index);
     void split(std::uint32_t index, std::uint32_t units);
+    void join(std::uint32_t index);
 
     std::vector<Block> blocks_;
     std::vector<std::uint32_t> unused_;       // entries of blocks_ that name no block
@@ -67,6 +72,7 @@ class BlockAllocator {
     Beginnings beginnings_;
     std::uint32_t heads_[classes * steps] = {};
     std::uint32_t class_map_ = 0;
+    std::uint32_t kept_ = 0;                  // the block freed last, in no list and not joined
     std::uint32_t step_maps_[classes] = {};
 };
 

@@ -227,7 +227,9 @@ struct Driver {
     }
 };
 
-Driver &driver();
+// Never destroyed: driver calls can come after the destructors of this library have run.
+extern Driver *const the_driver;
+inline Driver &driver() { return *the_driver; }
 ChunkStore &chunk_store();
 bool forked();  // in the child of a fork that came after cuInit
 

@@ -11,11 +11,7 @@ namespace sim {
 
 std::atomic<bool> ready{false};
 
-Driver &driver() {
-    // Never destroyed: driver calls can come after the destructors of this library have run.
-    static Driver *instance = new Driver;
-    return *instance;
-}
+Driver *const the_driver = new Driver;
 
 namespace {
 

@@ -60,7 +60,7 @@ Place place_of(Address address) {
         }
         Block &block = pool->blocks[pool->blocks.containing(std::uint32_t((address - pool->base) / pool_unit))];
         Address base = pool->base + std::size_t(block.start) * pool_unit;
-        if (block.state == BlockState::Free || address >= base + block.bytes)
+        if (!block.held() || address >= base + block.bytes)
             return place;
         place.kind = PlaceKind::Pool;
         place.base = base;

@@ -133,11 +133,10 @@ bool end_import(Pool &pool, Address address) {
 }
 
 std::uint32_t live_block(Pool &pool, Address address) {
-    std::uint32_t index = pool.blocks.containing(std::uint32_t((address - pool.base) / pool_unit));
-    Block &block = pool.blocks[index];
-    if (block.state != BlockState::Live || address != pool.base + std::size_t(block.start) * pool_unit)
+    if ((address - pool.base) % pool_unit)
         return 0;
-    return index;
+    std::uint32_t index = pool.blocks.beginning_at(std::uint32_t((address - pool.base) / pool_unit));
+    return index && pool.blocks[index].state == BlockState::Live ? index : 0;
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pools in the order of streams: who may use freed memory again, and when it is counted."""
 
+import bisect
+from random import Random
+
 import pytest
 
 import cuda_driver_sim as sim
@@ -103,3 +106,29 @@ def test_hundreds_of_pools():
     assert len({int(pool) for pool in pools}) == 500
     for pool in pools:
         ok(cu.cuMemPoolDestroy(pool))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_allocations_never_overlap_and_every_byte_comes_back(seed, pool, stream):
+    # Sizes repeat on purpose: a block that was freed last is given out again as it is.
+    random = Random(seed)
+    sizes = [1, 256, 257, 4096, 70_000, 3 << 20]
+    starts, size_at = [], {}
+    for _ in range(8000):
+        if len(starts) < 200 and random.random() < 0.52:
+            size = random.choice(sizes)
+            start = int(ok(cu.cuMemAllocFromPoolAsync(size, pool, stream)))
+            at = bisect.bisect(starts, start)
+            assert at == 0 or starts[at - 1] + size_at[starts[at - 1]] <= start
+            assert at == len(starts) or start + size <= starts[at]
+            starts.insert(at, start)
+            size_at[start] = size
+        elif starts:
+            start = starts.pop(random.randrange(len(starts)))
+            del size_at[start]
+            ok(cu.cuMemFreeAsync(start, stream))
+            assert cu.cuMemFreeAsync(start, stream)[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE
+    for start in starts:
+        ok(cu.cuMemFreeAsync(start, stream))
+    ok(cu.cuMemPoolTrimTo(pool, 0))
+    assert (used(pool), reserved(pool)) == (0, 0)
