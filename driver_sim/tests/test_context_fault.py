@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that runs after its memory was unmapped faults the context, and every later use of the context says so.
+"""Work that runs after its memory was unmapped faults the context for good, as every later use of it says.
 
 An unmap does not wait for work in flight, here as on a GPU. Each case is a process of its own: a fault stays.
 """
@@ -17,8 +17,8 @@ stream = ok(cu.cuStreamCreate(1)); event = ok(cu.cuEventCreate(2))
 memory = Mapped(); other = Mapped()
 with sim.hold():
     if how.startswith("copy"):
-        ok(cu.cuMemcpyDtoDAsync(*((memory.base, other.base) if how == "copy to" else (other.base, memory.base)),
-                                16, stream))
+        to, source = (memory, other) if how == "copy to" else (other, memory)
+        ok(cu.cuMemcpyDtoDAsync(to.base, source.base, 16, stream))
     else:
         ok(cu.cuMemsetD8Async(memory.base, 1, 16, stream))
     ok(cu.cuEventRecord(event, stream))
@@ -33,8 +33,9 @@ with sim.hold():
         ok(cu.cuMemRelease(memory.chunk)); ok(cu.cuMemAddressFree(memory.base, GRANULE))
     print(cu.cuStreamSynchronize(stream)[0].name)
 answers = {
-    "alloc": cu.cuMemAlloc(16), "set": cu.cuMemsetD8(other.base, 1, 16), "context": cu.cuCtxSynchronize(),
-    "query": cu.cuStreamQuery(stream), "event": cu.cuEventQuery(event), "pool": cu.cuMemAllocAsync(16, stream),
+    "alloc": cu.cuMemAlloc(16), "set": cu.cuMemsetD8(other.base, 1, 16),
+    "context": cu.cuCtxSynchronize(), "query": cu.cuStreamQuery(stream),
+    "event": cu.cuEventQuery(event), "pool": cu.cuMemAllocAsync(16, stream),
     "create": cu.cuStreamCreate(1),
 }
 print(*sorted({answer[0].name for answer in answers.values()}))
