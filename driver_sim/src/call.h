@@ -2,6 +2,8 @@
 // How a driver function is defined: counted, failed on request, logged, and found by name.
 #pragma once
 
+#include "passthrough.h"
+
 #include <cuda.h>
 
 #include <atomic>
@@ -30,7 +32,7 @@ Function &function_named(const char *name);
 // Makes a symbol known to cuGetProcAddress. A null entry says: from this version on the function
 // has another signature, which this driver does not have.
 struct Registration {
-    Registration(const char *name, int version, void *entry, void *per_thread_entry);
+    Registration(const char *name, int version, void *entry, void *per_thread_entry, Link *link = nullptr);
 };
 
 extern std::atomic<int> armed_failures;
@@ -40,14 +42,18 @@ extern std::atomic<bool> ready;  // after cuInit, and not in the child of a fork
 bool injected(Function &function, CUresult &result);
 void note_answer(Function &function, CUresult result);
 
-template <class Body> CUresult answer(Function &function, Needs needs, Body &&body) {
+// `onward` calls the real driver, and stands in for the body when this library is in front of one.
+template <class Body, class Real>
+CUresult answer(Function &function, Needs needs, Body &&body, Real &&onward) {
     function.calls.fetch_add(1, std::memory_order_relaxed);
     CUresult result;
     if (armed_failures.load(std::memory_order_relaxed) != 0 && injected(function, result)) {
         note_answer(function, result);
         return result;
     }
-    if (needs == Needs::Initialisation && !ready.load(std::memory_order_acquire)) {
+    if (passing()) {
+        result = onward();
+    } else if (needs == Needs::Initialisation && !ready.load(std::memory_order_acquire)) {
         result = CUDA_ERROR_NOT_INITIALIZED;
     } else {
         try {
@@ -69,55 +75,54 @@ struct PerThreadDefault {
 
 }  // namespace sim
 
+// The body of an exported function: of the simulated driver, or of the real one behind this library.
+#define DRIVER_CALL_ANSWER(needs, symbol, arguments, per_thread)                             \
+    ::sim::answer(symbol##_function, needs, [&] { return symbol##_body arguments; },         \
+                  [&] { return ::sim::Onward<decltype(symbol)>{symbol##_link, per_thread} arguments; })
+
+#define DRIVER_CALL_BEGIN(needs, name, symbol, parameters, arguments)                        \
+    static CUresult symbol##_body parameters;                                                \
+    static ::sim::Function &symbol##_function = ::sim::function_named(name);                 \
+    static ::sim::Link symbol##_link{#symbol};                                               \
+    extern "C" SIM_EXPORT CUresult symbol parameters {                                       \
+        return DRIVER_CALL_ANSWER(needs, symbol, arguments, false);                          \
+    }
+
+#define DRIVER_CALL_END(name, symbol, version, parameters, per_thread_entry)                 \
+    static const ::sim::Registration symbol##_registration{name, version, (void *)&symbol,   \
+                                                           per_thread_entry, &symbol##_link}; \
+    static CUresult symbol##_body parameters
+
 // DRIVER_CALL(name, symbol, version, parameters, arguments) { body }
 // `name` is what cuGetProcAddress is asked for, `version` the CUDA version that introduced `symbol`.
-#define DRIVER_CALL_NEEDING(needs, name, symbol, version, parameters, arguments)                     \
-    static CUresult symbol##_body parameters;                                                        \
-    static ::sim::Function &symbol##_function = ::sim::function_named(name);                         \
-    extern "C" SIM_EXPORT CUresult symbol parameters {                                               \
-        return ::sim::answer(symbol##_function, needs, [&] { return symbol##_body arguments; });     \
-    }                                                                                                \
-    static const ::sim::Registration symbol##_registration{name, version, (void *)&symbol, nullptr}; \
-    static CUresult symbol##_body parameters
+#define DRIVER_CALL_NEEDING(needs, name, symbol, version, parameters, arguments)             \
+    DRIVER_CALL_BEGIN(needs, name, symbol, parameters, arguments)                            \
+    DRIVER_CALL_END(name, symbol, version, parameters, nullptr)
 
 #define DRIVER_CALL(name, symbol, version, parameters, arguments) \
     DRIVER_CALL_NEEDING(::sim::Needs::Initialisation, name, symbol, version, parameters, arguments)
 
 // For functions with a parameter called `stream`: the _ptsz variant reads the null stream as the
 // per-thread one.
-#define DRIVER_CALL_ON_STREAM_NEEDING(needs, name, symbol, version, parameters, arguments)           \
-    static CUresult symbol##_body parameters;                                                        \
-    static ::sim::Function &symbol##_function = ::sim::function_named(name);                         \
-    extern "C" SIM_EXPORT CUresult symbol parameters {                                               \
-        return ::sim::answer(symbol##_function, needs, [&] { return symbol##_body arguments; });     \
-    }                                                                                                \
-    extern "C" SIM_EXPORT CUresult symbol##_ptsz parameters;                                         \
-    extern "C" SIM_EXPORT CUresult symbol##_ptsz parameters {                                        \
-        if (!stream)                                                                                 \
-            stream = CU_STREAM_PER_THREAD;                                                           \
-        return ::sim::answer(symbol##_function, needs, [&] { return symbol##_body arguments; });     \
-    }                                                                                                \
-    static const ::sim::Registration symbol##_registration{name, version, (void *)&symbol,           \
-                                                           (void *)&symbol##_ptsz};                  \
-    static CUresult symbol##_body parameters
+#define DRIVER_CALL_ON_STREAM_NEEDING(needs, name, symbol, version, parameters, arguments)   \
+    DRIVER_CALL_BEGIN(needs, name, symbol, parameters, arguments)                            \
+    extern "C" SIM_EXPORT CUresult symbol##_ptsz parameters;                                 \
+    extern "C" SIM_EXPORT CUresult symbol##_ptsz parameters {                                \
+        if (!stream)                                                                         \
+            stream = CU_STREAM_PER_THREAD;                                                   \
+        return DRIVER_CALL_ANSWER(needs, symbol, arguments, true);                           \
+    }                                                                                        \
+    DRIVER_CALL_END(name, symbol, version, parameters, (void *)&symbol##_ptsz)
 
 #define DRIVER_CALL_ON_STREAM(name, symbol, version, parameters, arguments) \
     DRIVER_CALL_ON_STREAM_NEEDING(::sim::Needs::Initialisation, name, symbol, version, parameters, arguments)
 
 // For functions that use the default stream without naming it: the _ptds variant.
-#define DRIVER_CALL_ON_DEFAULT_STREAM(name, symbol, version, parameters, arguments)                  \
-    static CUresult symbol##_body parameters;                                                        \
-    static ::sim::Function &symbol##_function = ::sim::function_named(name);                         \
-    extern "C" SIM_EXPORT CUresult symbol parameters {                                               \
-        return ::sim::answer(symbol##_function, ::sim::Needs::Initialisation,                        \
-                             [&] { return symbol##_body arguments; });                               \
-    }                                                                                                \
-    extern "C" SIM_EXPORT CUresult symbol##_ptds parameters;                                         \
-    extern "C" SIM_EXPORT CUresult symbol##_ptds parameters {                                        \
-        ::sim::PerThreadDefault per_thread;                                                          \
-        return ::sim::answer(symbol##_function, ::sim::Needs::Initialisation,                        \
-                             [&] { return symbol##_body arguments; });                               \
-    }                                                                                                \
-    static const ::sim::Registration symbol##_registration{name, version, (void *)&symbol,           \
-                                                           (void *)&symbol##_ptds};                  \
-    static CUresult symbol##_body parameters
+#define DRIVER_CALL_ON_DEFAULT_STREAM(name, symbol, version, parameters, arguments)          \
+    DRIVER_CALL_BEGIN(::sim::Needs::Initialisation, name, symbol, parameters, arguments)     \
+    extern "C" SIM_EXPORT CUresult symbol##_ptds parameters;                                 \
+    extern "C" SIM_EXPORT CUresult symbol##_ptds parameters {                                \
+        ::sim::PerThreadDefault per_thread;                                                  \
+        return DRIVER_CALL_ANSWER(::sim::Needs::Initialisation, symbol, arguments, true);    \
+    }                                                                                        \
+    DRIVER_CALL_END(name, symbol, version, parameters, (void *)&symbol##_ptds)

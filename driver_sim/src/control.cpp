@@ -40,7 +40,19 @@ std::string answers(std::uint64_t total, const std::vector<Answer> &list) {
 
 extern "C" SIM_EXPORT int cudaDriverSimInterfaceVersion(void) { return 1; }
 
+extern "C" SIM_EXPORT size_t cudaDriverSimOpenReal(char *out, size_t capacity) {
+    return write_out(passing() ? open_real_driver() : "", out, capacity);
+}
+
+extern "C" SIM_EXPORT int cudaDriverSimIsFront(void) { return passing(); }
+
+extern "C" SIM_EXPORT size_t cudaDriverSimReal(char *out, size_t capacity) {
+    return write_out(passing() ? real_driver_path() : "", out, capacity);
+}
+
 extern "C" SIM_EXPORT size_t cudaDriverSimLive(char *out, size_t capacity) {
+    if (passing())
+        return write_out(objects_in_front(), out, capacity);
     Driver &d = driver();
     std::string text;
     Lock lock(d.mutex);
@@ -133,12 +145,25 @@ extern "C" SIM_EXPORT size_t cudaDriverSimLog(char *out, size_t capacity) {
     return write_out(answers(r.logged_total, r.log), out, capacity);
 }
 
+// Behind this library can be a simulated driver, too: it is the one that holds work.
+template <class Function> static Function *of_real(Function *, const char *name) {
+    return passing() ? reinterpret_cast<Function *>(exported_by_real(name)) : nullptr;
+}
+
+extern "C" SIM_EXPORT int cudaDriverSimCanHold(void) {
+    return !passing() || of_real(&cudaDriverSimHold, "cudaDriverSimHold");
+}
+
 extern "C" SIM_EXPORT void cudaDriverSimHold(int hold) {
+    if (auto *real = of_real(&cudaDriverSimHold, "cudaDriverSimHold"))
+        return real(hold);
     Lock lock(driver().mutex);
     hold_work(lock, hold != 0);
 }
 
 extern "C" SIM_EXPORT int cudaDriverSimRun(void *stream) {
+    if (auto *real = of_real(&cudaDriverSimRun, "cudaDriverSimRun"))
+        return real(stream);
     Lock lock(driver().mutex);
     if (!stream) {
         run_everything(lock);
@@ -152,6 +177,8 @@ extern "C" SIM_EXPORT int cudaDriverSimRun(void *stream) {
 }
 
 extern "C" SIM_EXPORT void cudaDriverSimInterleave(int on, unsigned long long seed) {
+    if (auto *real = of_real(&cudaDriverSimInterleave, "cudaDriverSimInterleave"))
+        return real(on, seed);
     Lock lock(driver().mutex);
     interleave_work(on != 0, seed);
 }

@@ -17,6 +17,14 @@ extern "C" {
 
 int cudaDriverSimInterfaceVersion(void);
 
+/* The library in the folder `front` stands in front of the real driver that the environment variable
+ * CUDA_DRIVER_SIM_REAL names; the other one simulates. Opens the real driver, which otherwise the first
+ * driver call does, and says why it cannot, or nothing. In the simulation there is nothing to open. */
+size_t cudaDriverSimOpenReal(char *out, size_t capacity);
+int cudaDriverSimIsFront(void);
+/* The path of the real driver, or nothing in the simulation. */
+size_t cudaDriverSimReal(char *out, size_t capacity);
+
 /* "kind count" for every kind of object of which some are live. */
 size_t cudaDriverSimLive(char *out, size_t capacity);
 /* "function count" for every function called since the last reset. */
@@ -42,6 +50,8 @@ void cudaDriverSimStopLog(void);
 /* First the total, then "function result" for each call, in the order of the answers (bounded). */
 size_t cudaDriverSimLog(char *out, size_t capacity);
 
+/* Whether the three below have an effect: the work of a real driver cannot be held. */
+int cudaDriverSimCanHold(void);
 /* Holds work on streams back until something waits for it. Calls nest; the last release runs it. */
 void cudaDriverSimHold(int hold);
 /* Runs the held work of a stream and what it depends on, or with null all of it. */

@@ -38,6 +38,8 @@ bool valid(const char *name, void **entry, int version, cuuint64_t flags) {
 // The two versions differ in how they say that there is none, as those of the real driver do.
 extern "C" SIM_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
                                                    CUdriverProcAddressQueryResult *symbolStatus) {
+    if (passing())
+        return proc_address_of_real(symbol, pfn, cudaVersion, flags, symbolStatus);
     if (!valid(symbol, pfn, cudaVersion, flags))
         return CUDA_ERROR_INVALID_VALUE;
     bool known;
@@ -52,6 +54,8 @@ extern "C" SIM_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pf
 // The signature that CUDA 11.3 introduced; cuda.h gives its name to the newer one.
 #undef cuGetProcAddress
 extern "C" SIM_EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags) {
+    if (passing())
+        return proc_address_of_real_v1(symbol, pfn, cudaVersion, flags);
     if (!valid(symbol, pfn, cudaVersion, flags))
         return CUDA_ERROR_INVALID_VALUE;
     bool known;
@@ -62,7 +66,9 @@ extern "C" SIM_EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, 
     return CUDA_SUCCESS;
 }
 
-static const Registration first_version{"cuGetProcAddress", 11030, (void *)&cuGetProcAddress, nullptr};
-static const Registration second_version{"cuGetProcAddress", 12000, (void *)&cuGetProcAddress_v2, nullptr};
+static Link first_link{"cuGetProcAddress"}, second_link{"cuGetProcAddress_v2"};
+static const Registration first_version{"cuGetProcAddress", 11030, (void *)&cuGetProcAddress, nullptr, &first_link};
+static const Registration second_version{"cuGetProcAddress", 12000, (void *)&cuGetProcAddress_v2, nullptr,
+                                         &second_link};
 
 }  // namespace sim

@@ -23,8 +23,8 @@ Function &function_named(const char *name) {
     return *found->second;
 }
 
-Registration::Registration(const char *name, int version, void *entry, void *per_thread_entry) {
-    registry().symbols[name].push_back({version, entry, per_thread_entry});
+Registration::Registration(const char *name, int version, void *entry, void *per_thread_entry, Link *link) {
+    registry().symbols[name].push_back({version, entry, per_thread_entry, link});
 }
 
 bool injected(Function &function, CUresult &result) {

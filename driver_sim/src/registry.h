@@ -16,6 +16,7 @@ struct Symbol {
     int version;
     void *entry;
     void *per_thread_entry;
+    Link *link;  // null for what is not there
 };
 
 struct Failure {

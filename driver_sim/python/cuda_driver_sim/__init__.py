@@ -26,7 +26,7 @@ from ._control import (
     time_pool_pair,
     time_virtual_round,
 )
-from ._library import activate, is_active, library_path
+from ._library import activate, is_active, library_path, real_path
 
 __all__ = [
     "Call",
@@ -45,6 +45,7 @@ __all__ = [
     "live",
     "log",
     "logged",
+    "real_path",
     "refused",
     "reset",
     "run",

@@ -14,16 +14,19 @@ import sys
 from typing import NoReturn
 
 from . import _control
-from ._library import activate, library_path
-
-_STARTED = "CUDA_DRIVER_SIM_STARTED"
+from ._library import activate, put_first_in_library_path
+from ._real import VARIABLE, real_driver
 
 USAGE = """\
-usage: python -m cuda_driver_sim SCRIPT [ARGS]
-       python -m cuda_driver_sim -m MODULE [ARGS]
+usage: python -m cuda_driver_sim [--real] SCRIPT [ARGS]
+       python -m cuda_driver_sim [--real] -m MODULE [ARGS]
 
 Runs a Python program, and every process it starts, on a simulated CUDA driver. At the end says on
 standard error what driver objects were left live and which driver calls were refused.
+
+--real  runs it on the real driver, and watches that
+
+CUDA_DRIVER_SIM_REAL         the library of the real driver, when it is not found (implies --real)
 
 CUDA_DRIVER_SIM_DEVICES      number of devices (2)
 CUDA_DRIVER_SIM_MEMORY       memory of each device, in bytes or like 4GiB (8GiB)
@@ -31,14 +34,10 @@ CUDA_DRIVER_SIM_HOST_MEMORY  host memory that can be pinned, likewise (8GiB)
 """
 
 
-def _restart_with_library_path() -> None:
+def _restart_with_library_path(real: bool) -> None:
     # The dynamic linker reads LD_LIBRARY_PATH when a process starts. Libraries that look for the
     # driver in other ways than by its loaded name need it in this process, too.
-    folder = os.path.dirname(library_path())
-    folders = [f for f in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
-    if folders[:1] != [folder]:
-        folders = [folder, *(f for f in folders if f != folder)]
-        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(folders)
+    if put_first_in_library_path(real):
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, sys.orig_argv)
@@ -88,12 +87,21 @@ def _say_like_python(error: BaseException) -> None:
 def main() -> NoReturn:
     """Run the program named in ``sys.argv`` on the simulated driver."""
     arguments = sys.argv[1:]
+    real = bool(os.environ.get(VARIABLE))
+    if arguments[:1] == ["--real"]:
+        real = True
+        del arguments[0], sys.argv[1]
     if not arguments or arguments[0] in ("-h", "--help") or (arguments[0] == "-m" and len(arguments) < 2):
         wants_help = bool(arguments) and arguments[0] in ("-h", "--help")
         print(USAGE, end="", file=sys.stdout if wants_help else sys.stderr)
         sys.exit(0 if wants_help else 2)
-    _restart_with_library_path()
-    activate()
+    try:
+        if real:
+            os.environ[VARIABLE] = real_driver()  # before a restart, which hides no folder of the path
+        _restart_with_library_path(real)
+        activate(real=real)
+    except RuntimeError as error:
+        sys.exit(f"cuda_driver_sim: {error}")
     # Exit handlers run last in, first out: this one after those of the program.
     atexit.register(_report_at_exit, os.getpid())
     is_module = arguments[0] == "-m"

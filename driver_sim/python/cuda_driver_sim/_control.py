@@ -83,13 +83,19 @@ def live() -> dict[str, int]:
         Kind to number, without kinds of which there are none: ``"address_reservation"``,
         ``"physical_allocation"``, ``"mapping"``, ``"device_allocation"``, ``"host_allocation"``,
         ``"host_registration"``, ``"managed_allocation"``, ``"memory_pool"``, ``"pool_allocation"``,
-        ``"stream"``, ``"event"``, ``"primary_context"`` (retained), ``"context"``. What the driver makes
-        by itself (default pools, default streams) is not counted.
+        ``"stream"``, ``"event"``, ``"graph"``, ``"graph_exec"``, ``"graph_allocation"`` (made by a launch),
+        ``"user_object"``, ``"primary_context"`` (retained), ``"context"``. What the driver makes by itself
+        (default pools, default streams) is not counted.
 
     Raises
     ------
     RuntimeError
         If the simulated driver is not active in this process.
+
+    Notes
+    -----
+    In front of the real driver this is a record of the calls that succeeded: what comes from a function that is
+    not in `functions` is not counted, and what a refused free may have freed all the same still is.
 
     Examples
     --------
@@ -130,7 +136,10 @@ def reset() -> None:
 
 
 def functions() -> tuple[str, ...]:
-    """Return the names of all driver functions that the simulated driver has, without version suffixes."""
+    """Return the names of all driver functions that are simulated, without version suffixes.
+
+    In front of the real driver these are counted, logged and made to fail. All others reach it directly.
+    """
     return tuple(_text("cudaDriverSimFunctions"))
 
 
@@ -269,6 +278,13 @@ def logged() -> Iterator[Log]:
         result._stopped = stop_log()
 
 
+def _holding_library() -> ctypes.CDLL:
+    library = loaded_library()
+    if not library.cudaDriverSimCanHold():
+        raise RuntimeError("the work of a real driver cannot be held back or reordered")
+    return library
+
+
 @overload
 def run(stream: None = None) -> None: ...
 @overload
@@ -285,12 +301,14 @@ def run(stream: int | None = None) -> None:
     ------
     ValueError
         If there is no such stream.
+    RuntimeError
+        In front of the real driver.
 
     Notes
     -----
     It returns when the work has run, host functions included.
     """
-    function = loaded_library().cudaDriverSimRun
+    function = _holding_library().cudaDriverSimRun
     function.argtypes = [ctypes.c_void_p]
     if function(None if stream is None else int(stream)):
         raise ValueError(f"{stream!r} is not the handle of a live stream")
@@ -304,6 +322,11 @@ def hold() -> Iterator[None]:
     context, a synchronous copy, a free that waits, or `run`. What is left runs at the end. Without
     `hold`, work runs when it is submitted.
 
+    Raises
+    ------
+    RuntimeError
+        In front of the real driver.
+
     Notes
     -----
     It counts for the whole process, and can be nested.
@@ -314,7 +337,7 @@ def hold() -> Iterator[None]:
     ...     driver.cuMemsetD8Async(pointer, 1, 16, stream)   # has not run yet
     ...     sim.run(int(stream))                             # now it has
     """
-    library = loaded_library()
+    library = _holding_library()
     library.cudaDriverSimHold(1)
     try:
         yield
@@ -332,11 +355,16 @@ def interleave(seed: int) -> Iterator[None]:
         The same seed gives the same order for the same work. The order on each stream, and what events
         and the legacy stream demand, is kept.
 
+    Raises
+    ------
+    RuntimeError
+        In front of the real driver.
+
     Notes
     -----
     Work of other streams may then run while something waits for one stream, as on a real device.
     """
-    function = loaded_library().cudaDriverSimInterleave
+    function = _holding_library().cudaDriverSimInterleave
     function.argtypes = [ctypes.c_int, ctypes.c_ulonglong]
     function(1, seed)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding and loading the shared library."""
+"""Loading the shared library: the one that simulates, or the one in front of the real driver."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ import ctypes
 import os
 from pathlib import Path
 
-SONAME = "libcuda.so.1"
+from ._real import SONAME, VARIABLE, real_driver
 
 _loaded: ctypes.CDLL | None = None
 
 
-def library_path() -> str:
-    """Return the path of the simulated driver's shared library.
+def _path(front: bool) -> str:
+    return str(Path(__file__).resolve().parent / ("front" if front else "lib") / SONAME)
+
+
+def library_path(*, real: bool = False) -> str:
+    """Return the path of this package's shared library.
+
+    Parameters
+    ----------
+    real
+        The library that stands in front of the real driver, instead of the simulated driver.
 
     Returns
     -------
@@ -26,11 +35,24 @@ def library_path() -> str:
     >>> sim.library_path().endswith("libcuda.so.1")
     True
     """
-    return str(Path(__file__).resolve().parent / "lib" / SONAME)
+    return _path(real)
+
+
+def _text(library: ctypes.CDLL, function: str) -> str:
+    call = getattr(library, function)
+    call.restype = ctypes.c_size_t
+    call.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    buffer = ctypes.create_string_buffer(1 << 13)
+    call(buffer, len(buffer))
+    return buffer.value.decode()
 
 
 def _is_ours(library: ctypes.CDLL) -> bool:
     return hasattr(library, "cudaDriverSimInterfaceVersion")
+
+
+def _is_front(library: ctypes.CDLL) -> bool:
+    return bool(library.cudaDriverSimIsFront())
 
 
 def _already_loaded() -> ctypes.CDLL | None:
@@ -42,34 +64,63 @@ def _already_loaded() -> ctypes.CDLL | None:
 
 
 def is_active() -> bool:
-    """Tell whether the ``libcuda.so.1`` of this process is the simulated driver.
+    """Tell whether the ``libcuda.so.1`` of this process is a library of this package.
 
     Returns
     -------
     bool
-        Also True in a process that was started with the library on its path and has loaded it.
+        Also True in a process that was started with the library on its path and has loaded it, and when it
+        stands in front of the real driver (see `real_path`).
     """
     library = _already_loaded()
     return library is not None and _is_ours(library)
 
 
-def activate() -> None:
+def real_path() -> str | None:
+    """Tell which real driver this package stands in front of.
+
+    Returns
+    -------
+    str or None
+        The path of its library. None: the driver is simulated.
+
+    Raises
+    ------
+    RuntimeError
+        If the package is not active in this process.
+    """
+    library = loaded_library()
+    return _text(library, "cudaDriverSimReal") if _is_front(library) else None
+
+
+def activate(*, real: bool | None = None) -> None:
     """Make the simulated driver the CUDA driver of this process and of its children.
 
     The library is loaded before anything else can load another ``libcuda.so.1``; whatever asks for
     that name afterwards (``cuda.bindings`` does, at its first driver call) gets this one.
     ``LD_LIBRARY_PATH`` carries it into processes started from now on. Calling it again does nothing.
 
+    Parameters
+    ----------
+    real
+        True: the library stands in front of the real driver. Every call reaches that, and is counted,
+        logged and refused on request as in the simulation. False: the simulated driver. None, the default:
+        what is loaded already, else in front of the real driver if the environment variable
+        ``CUDA_DRIVER_SIM_REAL`` is set, else the simulated one.
+
     Raises
     ------
     RuntimeError
-        If a ``libcuda.so.1`` that is not the simulated driver is already loaded in this process: a
-        loaded library cannot be replaced.
+        If a ``libcuda.so.1`` that is not the wanted one is already loaded in this process: a loaded
+        library cannot be replaced. If the real driver is wanted and cannot be found or loaded.
 
     Notes
     -----
     Importing `cuda_driver_sim` alone has no effect. The function is not meant to race with another
     thread's first driver call.
+
+    ``CUDA_DRIVER_SIM_REAL`` may hold the path of the real driver's library, or anything else (``1``) to have it
+    found. It is set for child processes.
 
     Examples
     --------
@@ -87,18 +138,37 @@ def activate() -> None:
             "Call cuda_driver_sim.activate() before the first CUDA call of any package (cuda.bindings loads "
             "the driver then), or run the program with 'python -m cuda_driver_sim'."
         )
-    path = library_path()
+    if real is None:
+        real = _is_front(library) if library is not None else bool(os.environ.get(VARIABLE))
+    if library is not None and real != _is_front(library):
+        wanted, loaded = ("real", "simulated") if real else ("simulated", "real")
+        raise RuntimeError(
+            f"the {wanted} driver cannot be activated: this process uses the {loaded} one already"
+        )
+    if real:
+        os.environ[VARIABLE] = real_driver()
+    else:
+        os.environ.pop(VARIABLE, None)
+    path = _path(real)
     if library is None:
         library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    if trouble := _text(library, "cudaDriverSimOpenReal"):
+        raise RuntimeError(f"the real driver cannot be loaded: {trouble}")
     _loaded = library
-    folder = os.path.dirname(path)
-    folders = [f for f in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
-    if folder not in folders:
-        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([folder, *folders])
+    put_first_in_library_path(real)
+
+
+def put_first_in_library_path(real: bool) -> bool:
+    """Let child processes find the library; return whether anything changed."""
+    folder, other = os.path.dirname(_path(real)), os.path.dirname(_path(not real))
+    before = os.environ.get("LD_LIBRARY_PATH", "")
+    folders = [f for f in before.split(os.pathsep) if f and f not in (folder, other)]
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([folder, *folders])
+    return os.environ["LD_LIBRARY_PATH"] != before
 
 
 def loaded_library() -> ctypes.CDLL:
-    """Return the loaded library, or raise if this process does not use the simulated driver."""
+    """Return the loaded library, or raise if this process does not use one of this package."""
     global _loaded
     if _loaded is None:
         library = _already_loaded()
