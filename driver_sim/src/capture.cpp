@@ -241,6 +241,7 @@ DRIVER_CALL_ON_STREAM("cuStreamIsCapturing", cuStreamIsCapturing, 10000,
     return CUDA_SUCCESS;
 }
 
+// Partly: only the form of CUDA 12.3.
 DRIVER_CALL_ON_STREAM("cuStreamGetCaptureInfo", cuStreamGetCaptureInfo_v3, 12030,
                       (CUstream stream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out,
                        CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out,

@@ -161,6 +161,7 @@ DRIVER_CALL("cuDevicePrimaryCtxSetFlags", cuDevicePrimaryCtxSetFlags_v2, 11000, 
     return CUDA_SUCCESS;
 }
 
+// Partly: only the form of CUDA 12.5; no execution affinity, no CIG.
 DRIVER_CALL("cuCtxCreate", cuCtxCreate_v4, 12050,
             (CUcontext * pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev),
             (pctx, ctxCreateParams, flags, dev)) {

@@ -183,6 +183,7 @@ DRIVER_CALL("cuDeviceTotalMem", cuDeviceTotalMem_v2, 3020, (size_t * bytes, CUde
     return CUDA_SUCCESS;
 }
 
+// Partly: the place on the PCI bus is 0.
 DRIVER_CALL("cuDeviceGetAttribute", cuDeviceGetAttribute, 2000, (int *pi, CUdevice_attribute attrib, CUdevice dev),
             (pi, attrib, dev)) {
     if (!pi || int(attrib) <= 0 || attrib > last_attribute)

@@ -88,6 +88,7 @@ DRIVER_CALL_ON_STREAM("cuEventRecord", cuEventRecord, 2000, (CUevent hEvent, CUs
     return record(hEvent, stream);
 }
 
+// Partly: in a capture, the external flag makes no node of its own.
 DRIVER_CALL_ON_STREAM("cuEventRecordWithFlags", cuEventRecordWithFlags, 11010,
                       (CUevent hEvent, CUstream stream, unsigned int flags), (hEvent, stream, flags)) {
     if (flags & ~unsigned(CU_EVENT_RECORD_EXTERNAL))

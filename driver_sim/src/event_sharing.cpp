@@ -98,6 +98,7 @@ DRIVER_CALL("cuIpcGetEventHandle", cuIpcGetEventHandle, 4010, (CUipcEventHandle 
     return CUDA_SUCCESS;
 }
 
+// Partly: the other process must be one whose descriptors `/proc` lets this one open.
 DRIVER_CALL("cuIpcOpenEventHandle", cuIpcOpenEventHandle, 4010, (CUevent * phEvent, CUipcEventHandle handle),
             (phEvent, handle)) {
     Driver &d = driver();

@@ -138,6 +138,7 @@ void destroy_graph(Graph *graph) {
     delete graph;
 }
 
+// Partly: nodes are made by capture only.
 DRIVER_CALL("cuGraphCreate", cuGraphCreate, 10000, (CUgraph * phGraph, unsigned int flags), (phGraph, flags)) {
     Lock lock(driver().mutex);
     if (!phGraph || flags)
@@ -202,11 +203,13 @@ DRIVER_CALL("cuGraphMemFreeNodeGetParams", cuGraphMemFreeNodeGetParams, 11040,
     return CUDA_SUCCESS;
 }
 
+// Partly: no launch from the device.
 DRIVER_CALL("cuGraphInstantiateWithFlags", cuGraphInstantiateWithFlags, 11040,
             (CUgraphExec * phGraphExec, CUgraph hGraph, unsigned long long flags), (phGraphExec, hGraph, flags)) {
     return instantiate(phGraphExec, hGraph, flags);
 }
 
+// Partly: no launch from the device; nothing is uploaded before the first launch.
 DRIVER_CALL("cuGraphInstantiateWithParams", cuGraphInstantiateWithParams, 12000,
             (CUgraphExec * phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams),
             (phGraphExec, hGraph, instantiateParams)) {
@@ -254,6 +257,7 @@ DRIVER_CALL_ON_STREAM("cuGraphUpload", cuGraphUpload, 11010, (CUgraphExec hGraph
     return graph->memory ? prepare_memory(*graph->memory) : CUDA_SUCCESS;
 }
 
+// Partly: not into a capture.
 DRIVER_CALL_ON_STREAM("cuGraphLaunch", cuGraphLaunch, 10000, (CUgraphExec hGraphExec, CUstream stream),
                       (hGraphExec, stream)) {
     Lock lock(driver().mutex);

@@ -133,6 +133,7 @@ DRIVER_CALL("cuDeviceGraphMemTrim", cuDeviceGraphMemTrim, 11040, (CUdevice devic
     return CUDA_SUCCESS;
 }
 
+// Partly: graphs that are instantiated at the same time share no memory.
 DRIVER_CALL("cuDeviceGetGraphMemAttribute", cuDeviceGetGraphMemAttribute, 11040,
             (CUdevice device, CUgraphMem_attribute attr, void *value), (device, attr, value)) {
     Lock lock(driver().mutex);

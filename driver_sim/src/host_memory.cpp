@@ -85,6 +85,7 @@ DRIVER_CALL("cuMemHostGetDevicePointer", cuMemHostGetDevicePointer_v2, 3020,
     return CUDA_SUCCESS;
 }
 
+// Partly: I/O memory and read-only memory are treated like any other.
 DRIVER_CALL("cuMemHostRegister", cuMemHostRegister_v2, 6050, (void *p, size_t bytesize, unsigned int Flags),
             (p, bytesize, Flags)) {
     Driver &d = driver();

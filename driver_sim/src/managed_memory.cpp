@@ -96,6 +96,7 @@ CUresult range_attribute(void *data, std::size_t size, CUmem_range_attribute att
 
 }  // namespace
 
+// Partly: pages do not move; memory that is attached to the host is not closed to the device.
 DRIVER_CALL("cuMemAllocManaged", cuMemAllocManaged, 6000, (CUdeviceptr * dptr, size_t bytesize, unsigned int flags),
             (dptr, bytesize, flags)) {
     Lock lock(driver().mutex);
@@ -113,6 +114,7 @@ DRIVER_CALL("cuMemAllocManaged", cuMemAllocManaged, 6000, (CUdeviceptr * dptr, s
     return CUDA_SUCCESS;
 }
 
+// Partly: pages do not move; the place is remembered for the whole allocation.
 DRIVER_CALL_ON_STREAM("cuMemPrefetchAsync", cuMemPrefetchAsync_v2, 12020,
                       (CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream stream),
                       (devPtr, count, location, flags, stream)) {
@@ -125,6 +127,7 @@ DRIVER_CALL_ON_STREAM("cuMemPrefetchAsync", cuMemPrefetchAsync_v2, 12020,
     return prefetch(lock, *s, devPtr, count, location);
 }
 
+// Partly: advice holds for the whole allocation, not for the bytes named.
 DRIVER_CALL("cuMemAdvise", cuMemAdvise_v2, 12020,
             (CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location),
             (devPtr, count, advice, location)) {
@@ -162,6 +165,7 @@ DRIVER_CALL("cuMemAdvise", cuMemAdvise_v2, 12020,
     }
 }
 
+// Partly: answers for the whole allocation.
 DRIVER_CALL("cuMemRangeGetAttribute", cuMemRangeGetAttribute, 8000,
             (void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr, size_t count),
             (data, dataSize, attribute, devPtr, count)) {
@@ -172,6 +176,7 @@ DRIVER_CALL("cuMemRangeGetAttribute", cuMemRangeGetAttribute, 8000,
     return range_attribute(data, dataSize, attribute, *advice);
 }
 
+// Partly: answers for the whole allocation.
 DRIVER_CALL("cuMemRangeGetAttributes", cuMemRangeGetAttributes, 8000,
             (void **data, size_t *dataSizes, CUmem_range_attribute *attributes, size_t numAttributes,
              CUdeviceptr devPtr, size_t count),
@@ -230,6 +235,7 @@ static CUresult batch(CUdeviceptr *pointers, size_t *sizes, size_t count, CUmemL
     return CUDA_SUCCESS;
 }
 
+// Partly: as `cuMemPrefetchAsync`.
 DRIVER_CALL_ON_STREAM("cuMemPrefetchBatchAsync", cuMemPrefetchBatchAsync, 13000,
                       (CUdeviceptr * dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs,
                        size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream stream),
@@ -243,6 +249,7 @@ DRIVER_CALL_ON_STREAM("cuMemDiscardBatchAsync", cuMemDiscardBatchAsync, 13000,
     return batch(dptrs, sizes, count, nullptr, nullptr, 0, flags, stream, true, false);
 }
 
+// Partly: as `cuMemPrefetchAsync`.
 DRIVER_CALL_ON_STREAM("cuMemDiscardAndPrefetchBatchAsync", cuMemDiscardAndPrefetchBatchAsync, 13000,
                       (CUdeviceptr * dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs,
                        size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream stream),

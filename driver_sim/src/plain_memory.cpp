@@ -131,6 +131,7 @@ CUresult free_plain_in_order(Lock &lock, Stream &stream, Address base) {
     return submit(lock, stream, std::move(work));
 }
 
+// Partly: what other processes have taken is not seen.
 DRIVER_CALL("cuMemGetInfo", cuMemGetInfo_v2, 3020, (size_t * free, size_t *total), (free, total)) {
     Lock lock(driver().mutex);
     Context *context;

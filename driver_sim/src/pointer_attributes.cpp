@@ -106,6 +106,7 @@ std::size_t bytes_of(CUpointer_attribute attribute) {
 
 }  // namespace
 
+// Partly: no tokens for other devices (P2P_TOKENS).
 DRIVER_CALL("cuPointerGetAttribute", cuPointerGetAttribute, 4000,
             (void *data, CUpointer_attribute attribute, CUdeviceptr ptr), (data, attribute, ptr)) {
     Lock lock(driver().mutex);

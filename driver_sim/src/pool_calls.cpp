@@ -179,6 +179,7 @@ DRIVER_CALL("cuMemPoolGetAttribute", cuMemPoolGetAttribute, 11020,
     }
 }
 
+// Partly: the reuse attributes are kept, and change nothing.
 DRIVER_CALL("cuMemPoolSetAttribute", cuMemPoolSetAttribute, 11020,
             (CUmemoryPool pool, CUmemPool_attribute attr, void *value), (pool, attr, value)) {
     Lock lock(driver().mutex);
@@ -369,6 +370,7 @@ DRIVER_CALL_ON_STREAM("cuMemAllocAsync", cuMemAllocAsync, 11020, (CUdeviceptr * 
     return pool ? allocate(dptr, bytesize, *pool, *s) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+// Partly: in a capture, the memory is of the device of the stream, whatever the pool.
 DRIVER_CALL_ON_STREAM("cuMemAllocFromPoolAsync", cuMemAllocFromPoolAsync, 11020,
                       (CUdeviceptr * dptr, size_t bytesize, CUmemoryPool pool, CUstream stream),
                       (dptr, bytesize, pool, stream)) {

@@ -136,6 +136,7 @@ DRIVER_CALL("cuMemPoolExportPointer", cuMemPoolExportPointer, 11020,
 }
 
 // A pointer that is imported twice is the same address, and one free ends both.
+// Partly: a pointer that the exporter has freed is imported.
 DRIVER_CALL("cuMemPoolImportPointer", cuMemPoolImportPointer, 11020,
             (CUdeviceptr * ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData),
             (ptr_out, pool, shareData)) {

@@ -132,6 +132,7 @@ DRIVER_CALL_ON_STREAM("cuStreamSynchronize", cuStreamSynchronize, 2000, (CUstrea
     return context->fault;
 }
 
+// Partly: in a capture, the external flag makes no node of its own.
 DRIVER_CALL_ON_STREAM("cuStreamWaitEvent", cuStreamWaitEvent, 3020,
                       (CUstream stream, CUevent hEvent, unsigned int Flags), (stream, hEvent, Flags)) {
     Driver &d = driver();

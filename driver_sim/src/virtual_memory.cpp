@@ -155,6 +155,7 @@ DRIVER_CALL("cuMemAddressFree", cuMemAddressFree, 10020, (CUdeviceptr ptr, size_
     return CUDA_SUCCESS;
 }
 
+// Partly: compression, usage and GPUDirect flags are kept, and change nothing; no fabric handles.
 DRIVER_CALL("cuMemCreate", cuMemCreate, 10020,
             (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop,
              unsigned long long flags),
