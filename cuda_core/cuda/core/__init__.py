@@ -10,8 +10,11 @@ from cuda.core._device import Device
 from cuda.core._errors import CUDAError, CUDAWarning, OwnershipError
 from cuda.core._event import Event, EventOptions
 from cuda.core._memory import (
+    Allocation,
+    ArrayView,
     Buffer,
     CloseResult,
+    LegacyPinnedMemoryResource,
     MemoryResource,
     Ownership,
     TransferredTo,
@@ -24,6 +27,8 @@ from cuda.core._version import __version__
 __all__ = [
     "LEGACY_DEFAULT_STREAM",
     "PER_THREAD_DEFAULT_STREAM",
+    "Allocation",
+    "ArrayView",
     "Buffer",
     "CUDAError",
     "CUDAWarning",
@@ -32,6 +37,7 @@ __all__ = [
     "Device",
     "Event",
     "EventOptions",
+    "LegacyPinnedMemoryResource",
     "MemoryResource",
     "Ownership",
     "OwnershipError",
@@ -55,7 +61,6 @@ _ABSENT = frozenset(
         "Host",
         "Kernel",
         "LaunchConfig",
-        "LegacyPinnedMemoryResource",
         "Linker",
         "LinkerOptions",
         "ManagedBuffer",

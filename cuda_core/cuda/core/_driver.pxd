@@ -5,3 +5,4 @@ cdef int ensure_driver() except -1
 cdef int check(cydriver.CUresult result, const char* function) except -1
 cdef object error_for(cydriver.CUresult result, const char* function)
 cdef bint is_finalizing() noexcept nogil
+cdef bint is_hopeless(cydriver.CUresult result) noexcept nogil

@@ -52,7 +52,11 @@ REQUIRED_FUNCTIONS = (
     b"cuEventSynchronize",
     b"cuMemAddressFree",
     b"cuMemAddressReserve",
+    b"cuMemAlloc",
+    b"cuMemAllocHost",
     b"cuMemCreate",
+    b"cuMemFree",
+    b"cuMemFreeHost",
     b"cuMemGetAccess",
     b"cuMemGetAllocationGranularity",
     b"cuMemMap",
@@ -66,11 +70,32 @@ REQUIRED_FUNCTIONS = (
     b"cuStreamGetCtx",
     b"cuStreamGetFlags",
     b"cuStreamGetPriority",
+    b"cuStreamQuery",
     b"cuStreamIsCapturing",
     b"cuStreamSynchronize",
     b"cuStreamWaitEvent",
     b"cuThreadExchangeStreamCaptureMode",
 )
+
+
+cdef bint is_hopeless(cydriver.CUresult result) noexcept nogil:
+    """Whether a result means that nothing of its context can be used or freed any more."""
+    return result in (
+        cydriver.CUresult.CUDA_ERROR_DEINITIALIZED,
+        cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        cydriver.CUresult.CUDA_ERROR_DEVICE_UNAVAILABLE,
+        cydriver.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE,
+        cydriver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+        cydriver.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
+        cydriver.CUresult.CUDA_ERROR_ASSERT,
+        cydriver.CUresult.CUDA_ERROR_HARDWARE_STACK_ERROR,
+        cydriver.CUresult.CUDA_ERROR_ILLEGAL_INSTRUCTION,
+        cydriver.CUresult.CUDA_ERROR_MISALIGNED_ADDRESS,
+        cydriver.CUresult.CUDA_ERROR_INVALID_ADDRESS_SPACE,
+        cydriver.CUresult.CUDA_ERROR_INVALID_PC,
+        cydriver.CUresult.CUDA_ERROR_LAUNCH_FAILED,
+        cydriver.CUresult.CUDA_ERROR_EXTERNAL_DEVICE,
+    )
 
 
 cdef bint is_finalizing() noexcept nogil:

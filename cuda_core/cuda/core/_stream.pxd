@@ -7,6 +7,7 @@ cdef enum StreamKind:
     STREAM_FOREIGN = 1      # created elsewhere: never destroyed here
     STREAM_LEGACY = 2       # the legacy default stream of a context
     STREAM_PER_THREAD = 3   # the per-thread default stream: another stream on every thread
+    STREAM_SET = 4          # several streams that order one release together
 
 cdef struct StreamHandle:
     long count
@@ -16,11 +17,17 @@ cdef struct StreamHandle:
     StreamKind kind
     unsigned long thread         # the thread that bound a per-thread stream
     PyObject* owner              # keeps a foreign stream alive
+    StreamHandle** members       # of a set, each retained
+    int member_count
 
 cdef StreamHandle* retain_stream(StreamHandle* handle) noexcept nogil
 cdef void release_stream(StreamHandle* handle) noexcept nogil
 cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil
 cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil
+cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil
+cdef StreamHandle* add_stream(StreamHandle* handle, StreamHandle* added) except NULL
+cdef tuple streams_of(StreamHandle* handle)
+cdef Stream stream_for_python(StreamHandle* handle)
 
 cdef class Stream:
     cdef StreamHandle* _handle

@@ -67,6 +67,7 @@ cdef StreamHandle* retain_stream(StreamHandle* handle) noexcept nogil:
 
 
 cdef void release_stream(StreamHandle* handle) noexcept nogil:
+    cdef int member
     if handle == NULL or __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) != 0:
         return
     if handle.kind == STREAM_OWNED:
@@ -75,6 +76,9 @@ cdef void release_stream(StreamHandle* handle) noexcept nogil:
     if handle.owner != NULL and not is_finalizing():
         with gil:
             Py_XDECREF(handle.owner)
+    for member in range(handle.member_count):
+        release_stream(handle.members[member])
+    free(handle.members)
     free(handle)
     _live.fetch_sub(1)
 
@@ -119,8 +123,16 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
     """Ask whether work on the stream is being captured. A question, never a disturbance of the capture."""
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     cdef bint pushed = False
-    cdef cydriver.CUresult result = _enter(handle, &pushed, function)
+    cdef cydriver.CUresult result
+    cdef int member
     capturing[0] = False
+    if handle.kind == STREAM_SET:
+        for member in range(handle.member_count):
+            result = stream_is_capturing(handle.members[member], capturing, function)
+            if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
+                return result
+        return cydriver.CUresult.CUDA_SUCCESS
+    result = _enter(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     function[0] = b"cuStreamIsCapturing"
@@ -138,7 +150,15 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
     """Wait until everything in the stream has run. On failure ``function`` names the call that was refused."""
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef bint pushed = False
-    cdef cydriver.CUresult result = _enter(handle, &pushed, function)
+    cdef cydriver.CUresult result
+    cdef int member
+    if handle.kind == STREAM_SET:
+        for member in range(handle.member_count):
+            result = wait_for_stream(handle.members[member], function)
+            if result != cydriver.CUresult.CUDA_SUCCESS:
+                return result
+        return cydriver.CUresult.CUDA_SUCCESS
+    result = _enter(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     # A wait for any stream invalidates the captures that this thread may not disturb, unless the thread says that it
@@ -151,6 +171,93 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     _leave(pushed)
     return result
+
+
+cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil:
+    """Ask, without waiting, whether everything in the stream has run. A capturing stream is not idle."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef bint pushed = False, capturing = False
+    cdef cydriver.CUresult result
+    cdef int member
+    idle[0] = False
+    if handle.kind == STREAM_SET:
+        for member in range(handle.member_count):
+            result = stream_is_idle(handle.members[member], idle, function)
+            if result != cydriver.CUresult.CUDA_SUCCESS or not idle[0]:
+                return result
+        return cydriver.CUresult.CUDA_SUCCESS
+    # Asking a capturing stream for its work would invalidate the capture.
+    result = stream_is_capturing(handle, &capturing, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS or capturing:
+        return result
+    result = _enter(handle, &pushed, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuStreamQuery"
+        result = cydriver.cuStreamQuery(_as_seen_here(handle))
+        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    _leave(pushed)
+    if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
+        return cydriver.CUresult.CUDA_SUCCESS
+    idle[0] = result == cydriver.CUresult.CUDA_SUCCESS
+    return result
+
+
+cdef bint _same_stream(StreamHandle* one, StreamHandle* other) noexcept nogil:
+    return (
+        one.stream == other.stream
+        and one.kind == other.kind
+        and one.context == other.context
+        and (one.kind != STREAM_PER_THREAD or one.thread == other.thread)
+    )
+
+
+cdef StreamHandle* add_stream(StreamHandle* handle, StreamHandle* added) except NULL:
+    """Return a set of the streams of ``handle`` (NULL for none) and ``added``. Takes over both references."""
+    cdef StreamHandle* result
+    cdef int count = 0, member
+    if handle == NULL:
+        return added
+    count = handle.member_count if handle.kind == STREAM_SET else 1
+    for member in range(count):
+        if _same_stream(handle.members[member] if handle.kind == STREAM_SET else handle, added):
+            release_stream(added)
+            return handle
+    result = _new_handle(NULL, NULL, -1, STREAM_SET)
+    result.members = <StreamHandle**>calloc(count + 1, sizeof(StreamHandle*))
+    if result.members == NULL:
+        release_stream(result)
+        raise MemoryError("no memory for a set of streams")
+    for member in range(count):
+        result.members[member] = retain_stream(handle.members[member] if handle.kind == STREAM_SET else handle)
+    result.members[count] = added
+    result.member_count = count + 1
+    release_stream(handle)
+    return result
+
+
+cdef tuple streams_of(StreamHandle* handle):
+    """Return the streams behind a handle as Python objects."""
+    if handle == NULL:
+        return ()
+    if handle.kind != STREAM_SET:
+        return (wrap_stream(handle),)
+    return tuple([wrap_stream(handle.members[member]) for member in range(handle.member_count)])
+
+
+cdef Stream stream_for_python(StreamHandle* handle):
+    """Return one stream that stands for the handle: of a set the first, made to wait for the others."""
+    if handle == NULL:
+        return default_stream()
+    if handle.kind != STREAM_SET:
+        return wrap_stream(handle)
+    streams = streams_of(handle)
+    for other in streams[1:]:
+        streams[0].wait(other)
+    return streams[0]
 
 
 cdef StreamHandle* bind_stream(Stream stream) except NULL:

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory layer: buffers, the resources that make them, and the state machine that says who frees what."""
 
+from cuda.core._memory._array_view import ArrayView
 from cuda.core._memory._buffer import Buffer, MemoryResource
+from cuda.core._memory._legacy import LegacyPinnedMemoryResource
 from cuda.core._memory._ownership import Ownership, TransferredTo
 from cuda.core._memory._release import CloseResult
+from cuda.core._memory._transfer import Allocation
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 from cuda.core._memory._virtual_memory_resource import VirtualMemoryResource
 
 __all__ = [
+    "Allocation",
+    "ArrayView",
     "Buffer",
     "CloseResult",
+    "LegacyPinnedMemoryResource",
     "MemoryResource",
     "Ownership",
     "TransferredTo",

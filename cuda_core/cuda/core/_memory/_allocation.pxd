@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libcpp.atomic cimport atomic
 
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream cimport StreamHandle
 
-# Returns an allocation, in the order of a stream where one is given. Called by the waist alone, with the record
-# claimed. A failure is raised, and promises that the same call can be made again.
-ctypedef int (*Deleter)(Record record, StreamHandle* order) except -1
+cdef enum:
+    CLOSE_DONE = 0
+    CLOSE_QUEUED = 1
+    CLOSE_LENT = 2
+    CLOSE_IN_PROGRESS = 3
+    CLOSE_NOTHING = 4
+
+# Returns an allocation in the order of a stream, or hands it to the queue where it may not wait. Called by the waist
+# alone, with the record claimed. Gives CLOSE_DONE or CLOSE_QUEUED. A failure is raised, and promises that the same
+# call can be made again.
+ctypedef int (*Deleter)(Record record, StreamHandle* order, bint may_wait) except -1
 
 cdef class Record:
     cdef atomic[uint64_t] own_word
     cdef atomic[uint64_t]* word     # own_word, or the word of the range
     cdef uint32_t epoch
     cdef int device_id
-    cdef bint reported              # that it was dropped and could not be returned
+    cdef uint16_t generation        # of forks, when the record began
+    cdef uint8_t left_to            # who took over what a range holds, once its epoch has passed this record's
+    cdef uint8_t reported            # that it was dropped and could not be returned
+    cdef uint8_t kept_by_collector    # a collection must not free it
     cdef uintptr_t pointer
     cdef size_t size
     cdef uint64_t serial
@@ -27,13 +38,16 @@ cdef class Record:
     cdef VirtualRange range
 
     cdef void begin(self, int state, VirtualRange range, uint32_t epoch) noexcept
+    cdef bint is_lost(self) noexcept nogil
     cdef int state(self) noexcept nogil
     cdef int taker(self) noexcept nogil
     cdef int apply(self, int event) noexcept nogil
+    cdef long open_loans(self) noexcept nogil
     cdef unsigned long claiming_thread(self) noexcept nogil
     cdef void set_claiming_thread(self, unsigned long thread) noexcept nogil
     cdef int ensure_usable(self) except -1
     cdef object refusal(self, int verdict, str what)
+    cdef void copy_recipe(self, Record source) noexcept
     cdef void forget(self) noexcept
     cdef str describe(self)
 

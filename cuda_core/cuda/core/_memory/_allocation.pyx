@@ -9,13 +9,15 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp.atomic cimport atomic
 
+from cuda.core._memory._fork cimport fork_generation
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
+    EPOCH_MASK,
     EVENT_USE,
+    LOST_BIT,
     STATE_OWNED,
     STATE_RELEASED,
     STATE_TRANSFERRED,
-    TAKER_GROWN,
     TAKER_MASK,
     VERDICT_CLAIMED,
     VERDICT_CLOSED,
@@ -27,7 +29,7 @@ from cuda.core._memory._ownership cimport (
     step,
 )
 from cuda.core._memory._virtual_range cimport VirtualRange, live_parts
-from cuda.core._stream cimport release_stream
+from cuda.core._stream cimport release_stream, retain_stream
 
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._ownership import Ownership, TransferredTo
@@ -58,6 +60,7 @@ cdef class Record:
         self.word = &self.own_word
         self.own_word.store(fresh(STATE_RELEASED, 0))
         self.device_id = -1
+        self.generation = fork_generation()
         self.serial = _serial.fetch_add(1) + 1
 
     def __dealloc__(self):
@@ -77,7 +80,16 @@ cdef class Record:
         if state == STATE_OWNED:
             _live.fetch_add(1)
 
+    cdef bint is_lost(self) noexcept nogil:
+        """Whether the allocation is out of reach for good: its context is gone, or this is a forked child."""
+        cdef uint64_t bits = self.word.load()
+        if self.generation != fork_generation():
+            return True
+        return <uint32_t>(bits >> 40) == self.epoch and bits & LOST_BIT != 0
+
     cdef int state(self) noexcept nogil:
+        if self.generation != fork_generation():
+            return STATE_RELEASED
         return state_of(self.word.load(), self.epoch)
 
     cdef int taker(self) noexcept nogil:
@@ -85,12 +97,20 @@ cdef class Record:
         cdef uint64_t bits = self.word.load()
         if state_of(bits, self.epoch) != STATE_TRANSFERRED:
             return 0
+        if self.generation != fork_generation():
+            return 0
         if <uint32_t>(bits >> 40) != self.epoch:
-            return TAKER_GROWN  # only a grow leaves a holder behind
+            return self.left_to
         return (bits & TAKER_MASK) >> 6
 
     cdef int apply(self, int event) noexcept nogil:
+        if self.generation != fork_generation():
+            # The child of a fork is alone with its copy of the word, which may have been in any situation.
+            self.word.store((self.word.load() & EPOCH_MASK) | LOST_BIT | STATE_RELEASED)
         return step(self.word, self.epoch, event)
+
+    cdef long open_loans(self) noexcept nogil:
+        return (self.word.load() >> 16) & 0xFFFFFF
 
     cdef unsigned long claiming_thread(self) noexcept nogil:
         return self.claimant if self.word == &self.own_word else (<VirtualRange>self.range).claimant
@@ -111,8 +131,13 @@ cdef class Record:
     cdef object refusal(self, int verdict, str what):
         """Make the error for an event that the machine refused."""
         if verdict == VERDICT_CLOSED:
+            if self.generation != fork_generation():
+                return OwnershipError(
+                    f"Buffer has been closed: it is RELEASED, lost in a forked process ({self.describe()})"
+                )
             if self.state() == STATE_RELEASED:
-                return OwnershipError(f"Buffer has been closed: it is RELEASED ({self.describe()})")
+                lost = ", lost" if self.is_lost() else ""
+                return OwnershipError(f"Buffer has been closed: it is RELEASED{lost} ({self.describe()})")
             taker = TransferredTo(self.taker()).name
             went = f" into buffer #{self.taker_serial}" if self.taker_serial else ""
             return OwnershipError(f"Buffer has been closed: it is TRANSFERRED, {taker}{went} ({self.describe()})")
@@ -126,6 +151,17 @@ cdef class Record:
                 f"the buffer cannot be {what} while another call is having it {doing} ({self.describe()})"
             )
         return OwnershipError(f"the buffer cannot be {what} (verdict {verdict}; {self.describe()})")
+
+    cdef void copy_recipe(self, Record source) noexcept:
+        """Take over everything that the free needs, except the word and the range."""
+        self.pointer = source.pointer
+        self.size = source.size
+        self.device_id = source.device_id
+        self.deleter = source.deleter
+        self.kept_by_collector = source.kept_by_collector
+        self.stream = retain_stream(source.stream)
+        self.resource = source.resource
+        self.owner = source.owner
 
     cdef void forget(self) noexcept:
         """Drop what the free needed, once it is done or passed on."""
@@ -154,7 +190,7 @@ cdef class Record:
     @property
     def loans(self):
         """int: how many exports of this memory are open."""
-        return (self.word.load() >> 16) & 0xFFFFFF
+        return 0 if self.generation != fork_generation() else self.open_loans()
 
 
 _STATES = tuple(Ownership(number) for number in range(4))

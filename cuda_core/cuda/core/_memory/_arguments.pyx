@@ -3,7 +3,10 @@
 
 import operator
 
+from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
+
+from cuda.core._driver cimport check, ensure_driver
 
 # One limit for all sizes. It leaves room for rounding up and for the signed sizes of other libraries.
 cdef object _LARGEST = 2**63 - 1
@@ -55,4 +58,22 @@ cdef uintptr_t pointer_argument(object value, str name) except? 0xFFFFFFFF:
         raise ValueError(f"{name} must not be negative, got {number}")
     if number >= 2**64:
         raise OverflowError(f"{name} must fit into 64 bits, got {number}")
+    return number
+
+
+cdef int device_argument(object device) except -1:
+    """Return the ordinal of a device given as a number or as anything with a ``device_id``."""
+    cdef int count = 0
+    cdef cydriver.CUresult result
+    number = getattr(device, "device_id", device)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"device_id must be a Device or an integer, got {type(device).__name__}: {device!r}")
+    if number < 0:
+        raise ValueError(f"device_id must not be negative, got {number}")
+    ensure_driver()
+    with nogil:
+        result = cydriver.cuDeviceGetCount(&count)
+    check(result, b"cuDeviceGetCount")
+    if number >= count:
+        raise ValueError(f"device_id must be below the number of devices, {count}, got {number}")
     return number

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Buffer``, the handle of an allocation, and ``MemoryResource``, what makes and frees allocations."""
 
+import weakref
+
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
+from libc.stdlib cimport free, malloc
 
 from cuda.core._driver cimport check, ensure_driver
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
+from cuda.core._memory._loans cimport Loan, end_loan, lend, new_loan
 from cuda.core._memory._ownership cimport (
     EVENT_BEGIN_AUTOMATIC_RELEASE,
     EVENT_BEGIN_RELEASE,
@@ -14,25 +19,34 @@ from cuda.core._memory._ownership cimport (
     STATE_OWNED,
     STATE_RELEASED,
     STATE_TRANSFERRED,
+    TAKER_MOVED,
+    VERDICT_CLOSED,
+    VERDICT_NOT_OWNER,
 )
+from cuda.core._memory._queue cimport wait_for_room
 from cuda.core._memory._release cimport release, release_from_collection
+from cuda.core._memory._transfer cimport Allocation, detach, hand_over
 from cuda.core._stream cimport (
     Stream,
     Stream_accept,
     StreamHandle,
+    add_stream,
     bind_default_stream,
     bind_stream,
-    default_stream,
     release_stream,
-    wrap_stream,
+    stream_for_python,
 )
 
+from cuda.core._errors import OwnershipError
+from cuda.core._memory._array_view import ArrayView
 from cuda.core._memory._release import CloseResult
 
 __all__ = ["Buffer", "MemoryResource"]
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept nogil
+
+cdef const char* _BYTES = "B"
 
 cdef dict _asked = {}  # thread -> the record whose release is asking a subclass of a built-in resource
 
@@ -87,11 +101,11 @@ cdef class Buffer(Record):
     def __dealloc__(self):
         # A backstop. An object whose __del__ did not run (another class's __del__ hid it) still asks the same word.
         # A Python-defined resource cannot be asked from here: in a reference cycle it may already be emptied.
-        if self.deleter != ask_python:
+        if self.deleter != ask_python and self.deleter != ask_function:
             release_from_collection(self)
 
     @staticmethod
-    def from_handle(ptr, size, mr=None, owner=None, *, stream=None):
+    def from_handle(ptr, size, mr=None, owner=None, *, stream=None, deallocate=None):
         """Make a buffer around memory that exists already.
 
         Parameters
@@ -104,6 +118,9 @@ cdef class Buffer(Record):
             The resource that frees the memory. The buffer is then OWNED, and ``mr.deallocate`` is asked once.
         owner : object, optional
             Whoever owns the memory. It is kept alive while the buffer is open; the buffer is BORROWED.
+        deallocate : callable, optional
+            What frees the memory, asked once as ``deallocate(ptr, size, stream)``. The buffer is then OWNED. With
+            ``owner``, the owner is kept alive until after the call.
         stream : Stream, optional
             The stream that orders the free, with ``mr``. By default the default stream of the current context; a
             resource whose memory no device can reach needs none.
@@ -111,7 +128,7 @@ cdef class Buffer(Record):
         Returns
         -------
         Buffer
-            OWNED with ``mr``, BORROWED otherwise.
+            OWNED with ``mr`` or ``deallocate``, BORROWED otherwise.
 
         Raises
         ------
@@ -135,6 +152,18 @@ cdef class Buffer(Record):
         cdef Buffer self
         if mr is not None and owner is not None:
             raise ValueError("owner and mr cannot be given together: the memory has one owner")
+        if deallocate is not None:
+            if mr is not None:
+                raise ValueError("deallocate and mr cannot be given together: the memory is freed once")
+            if not callable(deallocate):
+                raise TypeError(f"deallocate must be callable, got {type(deallocate).__name__}: {deallocate!r}")
+            order = bind_default_stream() if stream is None else bind_stream(Stream_accept(stream))
+            self = new_buffer(address, bytes_, None, -1, order)
+            self.owner = owner
+            self.resource = FreeFunction(deallocate)
+            self.deleter = ask_function
+            self.begin(STATE_OWNED, None, 0)
+            return self
         if mr is None:
             if stream is not None:
                 Stream_accept(stream)
@@ -158,18 +187,94 @@ cdef class Buffer(Record):
         resource.own(self)
         return self
 
-    def close(self, stream=None):
+    def detach(self):
+        """Give the allocation out of the hands of buffers; the buffer becomes TRANSFERRED.
+
+        Returns
+        -------
+        Allocation
+            The allocation with everything that its free needs. Somebody must adopt it, or declare that foreign code
+            frees it.
+
+        Raises
+        ------
+        BufferError
+            If loans on the memory are open.
+        OwnershipError
+            If the buffer is BORROWED, closed, or being released or moved by another call.
+        """
+        cdef MemoryResource resource = self.resource if isinstance(self.resource, MemoryResource) else None
+        cdef Record allocation = detach(self)
+        if resource is not None:
+            resource.detached(self, allocation)
+        return allocation
+
+    @staticmethod
+    def adopt(allocation, mr=None):
+        """Take up a detached allocation, once.
+
+        Parameters
+        ----------
+        allocation : Allocation
+            What :meth:`detach` returned.
+        mr : MemoryResource, optional
+            The resource that shall free it, of the same type and device as the one that made it. By default that one.
+
+        Returns
+        -------
+        Buffer
+            A new buffer, OWNED.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong. The allocation can still be adopted.
+        OwnershipError
+            If it was adopted or handed over before.
+        """
+        if not isinstance(allocation, Allocation):
+            raise TypeError(f"allocation must be an Allocation, got {type(allocation).__name__}: {allocation!r}")
+        return _take(allocation, mr, "adopted")
+
+    def move_to(self, mr):
+        """Let another resource of the same type and device free the memory; the buffer becomes TRANSFERRED.
+
+        Parameters
+        ----------
+        mr : MemoryResource
+            The new resource.
+
+        Returns
+        -------
+        Buffer
+            A new buffer for the same memory, OWNED.
+
+        Raises
+        ------
+        BufferError
+            If loans on the memory are open.
+        TypeError, ValueError, OwnershipError
+            If ``mr`` or the buffer does not allow it. Nothing has changed then.
+        """
+        self.ensure_usable()
+        if mr is None:
+            raise TypeError("mr must be a MemoryResource, got None")
+        return _take(self, mr, "moved")
+
+    def close(self, stream=None, *, wait=True):
         """Return the memory, or end the borrow. Closing twice is harmless.
 
         Parameters
         ----------
         stream : Stream, optional
             The stream that orders this release. By default the recorded one.
+        wait : bool, optional
+            False: where work in flight would have to be waited for, queue the release behind it and return.
 
         Returns
         -------
         CloseResult
-            What was done; ``DONE`` where the memory was returned.
+            What was done; ``DONE`` where the memory was returned, ``QUEUED`` where it will be.
 
         Raises
         ------
@@ -188,11 +293,13 @@ cdef class Buffer(Record):
         stream is refused before anything happens.
         """
         cdef StreamHandle* order = NULL
+        if not wait:
+            wait_for_room()
         if stream is None:
-            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, NULL)]
+            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, NULL, bool(wait))]
         order = bind_stream(Stream_accept(stream))
         try:
-            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, order)]
+            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, order, bool(wait))]
         finally:
             release_stream(order)
 
@@ -202,12 +309,13 @@ cdef class Buffer(Record):
 
     def __exit__(self, exc_type, exc_value, traceback):
         # A Python-defined deallocate that failed may have freed or not: it is asked again by an explicit close only.
-        cdef int event = EVENT_BEGIN_AUTOMATIC_RELEASE if self.deleter == ask_python else EVENT_BEGIN_RELEASE
+        cdef bint cannot_know = self.deleter == ask_python or self.deleter == ask_function
+        cdef int event = EVENT_BEGIN_AUTOMATIC_RELEASE if cannot_know else EVENT_BEGIN_RELEASE
         if exc_value is None:
-            release(self, event, NULL)
+            release(self, event, NULL, True)
             return
         try:
-            release(self, event, NULL)
+            release(self, event, NULL, True)
         except Exception as error:
             _add_note(exc_value, f"leaving the block could not return {self.describe()}: {error}")
 
@@ -237,6 +345,121 @@ cdef class Buffer(Record):
         finally:
             release_stream(order)  # the old stream, or the new one that was refused
 
+    def record_stream(self, stream):
+        """Add a stream to those that order the release. Nothing waits.
+
+        Parameters
+        ----------
+        stream : Stream
+            A stream that uses the memory. Giving one again changes nothing.
+
+        Raises
+        ------
+        TypeError
+            If ``stream`` is None or no stream.
+        OwnershipError
+            If the buffer is closed.
+        """
+        cdef StreamHandle* order = bind_stream(Stream_accept(stream))
+        try:
+            self.ensure_usable()
+        except:
+            release_stream(order)
+            raise
+        self.stream = add_stream(self.stream, order)
+
+    @property
+    def release_on_collection(self):
+        """bool: whether a collection may free the memory. False: it reports and leaves the memory allocated.
+
+        For memory whose free has to happen at a place that the program decides, such as a collective one. A resource
+        can say so for all its buffers by an attribute of the same name.
+        """
+        return not self.kept_by_collector and bool(getattr(self.resource, "release_on_collection", True))
+
+    @release_on_collection.setter
+    def release_on_collection(self, value):
+        self.ensure_usable()
+        self.kept_by_collector = not value
+
+    # -- loans -----------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key):
+        """Return the bytes of a slice as a buffer of their own: BORROWED, with a loan on this one while it is open."""
+        cdef Buffer part
+        cdef Loan loan
+        if not isinstance(key, slice):
+            raise TypeError(f"a buffer is indexed by slices of bytes, got {type(key).__name__}: {key!r}")
+        self.ensure_usable()
+        begin, end, step_ = key.indices(self.size)
+        if step_ != 1:
+            raise ValueError(f"the slice must have step 1, got {step_}")
+        loan = new_loan(self, "sliced")
+        part = new_buffer(self.pointer + <size_t>begin, max(0, end - begin), None, self.device_id, NULL)
+        part.owner = loan
+        part.begin(STATE_BORROWED, None, 0)
+        return part
+
+    def array_view(self, typestr="|u1", shape=None):
+        """Return a view with the array interfaces of other libraries. Its life is a loan on this buffer.
+
+        Parameters
+        ----------
+        typestr : str or numpy.dtype, optional
+            Type of an element, as the array interface writes it. Bytes by default.
+        shape : int or tuple of int, optional
+            Extent of each dimension, in C order. By default everything, in one dimension.
+
+        Returns
+        -------
+        ArrayView
+            A view; close it or leave its ``with`` block when the last consumer is done.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the shape does not fit into the buffer, or an argument is wrong.
+        OwnershipError
+            If the buffer is closed.
+        """
+        self.ensure_usable()
+        return ArrayView(self, typestr, shape)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        cdef Py_ssize_t* extent
+        try:
+            lend(self, "exported")
+        except OwnershipError as error:
+            view.obj = None
+            raise BufferError(str(error)) from error
+        try:
+            if not _is_host_accessible(self):
+                raise BufferError(f"the host cannot reach this memory ({self.describe()})")
+            extent = <Py_ssize_t*>malloc(2 * sizeof(Py_ssize_t))
+            if extent == NULL:
+                raise MemoryError("no memory for a view")
+        except:
+            view.obj = None
+            end_loan(self)
+            raise
+        extent[0] = self.size
+        extent[1] = 1
+        view.buf = <void*>self.pointer
+        view.len = self.size
+        view.itemsize = 1
+        view.readonly = 0
+        view.ndim = 1
+        view.format = <char*>_BYTES if flags & PyBUF_FORMAT else NULL
+        view.shape = extent if flags & PyBUF_ND else NULL
+        view.strides = extent + 1 if flags & PyBUF_STRIDES == PyBUF_STRIDES else NULL
+        view.suboffsets = NULL
+        view.internal = extent
+        view.obj = self
+
+    def __releasebuffer__(self, Py_buffer* view):
+        free(view.internal)
+        end_loan(self)
+
     # -- what can be seen in every state ---------------------------------------------------------------------------
 
     @property
@@ -255,12 +478,14 @@ cdef class Buffer(Record):
     @property
     def memory_resource(self):
         """MemoryResource or None: what frees the memory; None once closed, and for borrowed memory."""
-        return None if _is_ended(self) else self.resource
+        return None if _is_ended(self) or not isinstance(self.resource, MemoryResource) else self.resource
 
     @property
     def owner(self):
-        """object or None: whoever owns borrowed memory."""
-        return None if _is_ended(self) else self.owner
+        """object or None: whoever is kept alive for the memory; of a slice, the buffer that it is a part of."""
+        if _is_ended(self):
+            return None
+        return (<Loan>self.owner).record if isinstance(self.owner, Loan) else self.owner
 
     @property
     def is_closed(self):
@@ -290,6 +515,8 @@ cdef class Buffer(Record):
         name = self.ownership.name
         if state == STATE_TRANSFERRED:
             name += f" {self.transferred_to.name}"
+        elif state == STATE_RELEASED and self.is_lost():
+            name += " lost"
         return f"<{type(self).__name__} #{self.serial} {name} ptr={<size_t>self.pointer:#x} size={self.size}>"
 
     # -- what needs an open buffer ---------------------------------------------------------------------------------
@@ -310,39 +537,73 @@ cdef class Buffer(Record):
     def device_id(self):
         """int: ordinal of the device whose memory this is; -1 for memory of the host."""
         self.ensure_usable()
-        if self.resource is not None:
-            return self.resource.device_id
-        return _pointer_attributes(self)[0]
+        source = _source_of_attributes(self)
+        return source.device_id if source is not None else _pointer_attributes(self)[0]
 
     @property
     def is_device_accessible(self):
         """bool: whether a device can use the memory."""
         self.ensure_usable()
-        if self.resource is not None:
-            return self.resource.is_device_accessible
-        return _pointer_attributes(self)[1]
+        source = _source_of_attributes(self)
+        return source.is_device_accessible if source is not None else _pointer_attributes(self)[1]
 
     @property
     def is_host_accessible(self):
         """bool: whether the host can use the memory."""
         self.ensure_usable()
-        if self.resource is not None:
-            return self.resource.is_host_accessible
-        return _pointer_attributes(self)[2]
+        return _is_host_accessible(self)
 
     @property
     def is_managed(self):
         """bool: whether the memory is managed (moves between host and device by itself)."""
         self.ensure_usable()
-        if self.resource is not None:
-            return self.resource.is_managed
-        return _pointer_attributes(self)[3]
+        source = _source_of_attributes(self)
+        return source.is_managed if source is not None else _pointer_attributes(self)[3]
 
     @property
     def is_mapped(self):
         """bool: whether the buffer was imported from another process. Never, in this build."""
         self.ensure_usable()
         return False
+
+
+cdef object _source_of_attributes(Record record):
+    """Return the resource that knows where the memory lives, or None: then the driver is asked."""
+    while isinstance(record.owner, Loan):  # a slice is where its parent is
+        record = (<Loan>record.owner).record
+    if record.resource is None and record.range is not None and record.range.heir is not None:
+        record = record.range.heir  # the parent was closed, and the loans hold its memory
+    return record.resource if isinstance(record.resource, MemoryResource) else None
+
+
+cdef bint _is_host_accessible(Buffer buffer) except -1:
+    source = _source_of_attributes(buffer)
+    return source.is_host_accessible if source is not None else _pointer_attributes(buffer)[2]
+
+
+cdef Buffer _take(Record source, object mr, str what):
+    """Make a new buffer the owner of what ``source`` owns, freed by ``mr`` if one is given."""
+    cdef MemoryResource before = source.resource if isinstance(source.resource, MemoryResource) else None
+    cdef MemoryResource after = before
+    cdef Buffer buffer
+    if mr is not None:
+        if not isinstance(mr, MemoryResource):
+            raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {mr!r}")
+        if source.state() == STATE_BORROWED:
+            raise source.refusal(VERDICT_NOT_OWNER, what)
+        if source.state() != STATE_OWNED:
+            raise source.refusal(VERDICT_CLOSED, what)
+        if before is None:
+            raise ValueError(f"the memory is freed by a function, not by a resource like {mr!r} ({source.describe()})")
+        after = mr
+        after.ensure_same_kind(before)
+    buffer = new_buffer(0, 0, None, -1, NULL)
+    hand_over(source, buffer, TAKER_MOVED, what)
+    if after is not None:
+        buffer.resource = after
+        buffer.deleter = after.deleter
+        after.adopted(source, buffer, before)
+    return buffer
 
 
 cdef tuple _pointer_attributes(Buffer buffer):
@@ -375,11 +636,49 @@ cdef int _add_note(object error, str text) except -1:
     return 0
 
 
+cdef object _device_of(MemoryResource resource):
+    try:
+        return resource.device_id
+    except (RuntimeError, TypeError):
+        return -1  # of the host
+
+
+# For Python-defined resources that ask for it: (id of the resource, address) -> weak reference to the owner.
+cdef dict _unique = {}
+
+
+cdef int _claim_address(MemoryResource resource, Buffer buffer) except -1:
+    key = (id(resource), <size_t>buffer.pointer)
+    known = _unique.get(key)
+    owner = known() if known is not None else None
+    if owner is not None and not owner.is_closed and owner.memory_resource is resource:
+        raise OwnershipError(
+            f"{<size_t>buffer.pointer:#x} of this {type(resource).__name__} has an owner already, {owner!r}"
+        )
+    _unique[key] = weakref.ref(buffer, lambda _: _unique.pop(key, None))
+    return 0
+
+
 # --- resources ----------------------------------------------------------------------------------------------------
 
-cdef int ask_python(Record record, StreamHandle* order) except -1:
+class FreeFunction:
+    """What stands in the place of a resource where memory is freed by a function."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function):
+        self.function = function
+
+
+cdef int ask_function(Record record, StreamHandle* order, bint may_wait) except -1:
+    """The deleter of ``from_handle(deallocate=)``."""
+    record.resource.function(<size_t>record.pointer, record.size, stream_for_python(order))
+    return 0
+
+
+cdef int ask_python(Record record, StreamHandle* order, bint may_wait) except -1:
     """The deleter of Python-defined resources: ask ``deallocate``, once, with the size that was allocated."""
-    cdef Stream stream = default_stream() if order == NULL else wrap_stream(order)
+    cdef Stream stream = stream_for_python(order)
     cdef object thread, outer
     if record.range is None:
         record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
@@ -434,7 +733,26 @@ cdef class MemoryResource:
 
     cdef int own(self, Buffer buffer) except -1:
         """Let a buffer own memory that exists already. Raises before anything is taken."""
+        if buffer.size and getattr(self, "unique_addresses", False):
+            _claim_address(self, buffer)
+        return self.begin_owning(buffer)
+
+    cdef int begin_owning(self, Buffer buffer) except -1:
         buffer.begin(STATE_OWNED, None, 0)
+        return 0
+
+    cdef int ensure_same_kind(self, MemoryResource before) except -1:
+        """Refuse to take over what another kind of resource has made."""
+        if type(before) is not type(self):
+            raise ValueError(f"mr is a {type(self).__name__}, the memory was made by a {type(before).__name__}")
+        if before is not self and _device_of(before) != _device_of(self):
+            raise ValueError(f"mr is for device {_device_of(self)}, the memory is of device {_device_of(before)}")
+        return 0
+
+    cdef int detached(self, Buffer buffer, Record allocation) except -1:
+        return 0
+
+    cdef int adopted(self, Record allocation, Buffer buffer, MemoryResource before) except -1:
         return 0
 
     def allocate(self, size, *, stream):

@@ -11,6 +11,8 @@ cdef enum:
     STATE_TRANSFERRED = 3
 
     TAKER_GROWN = 1
+    TAKER_DETACHED = 2
+    TAKER_MOVED = 3
     TAKER_LOANS = 4
 
     EVENT_BEGIN_RELEASE = 2

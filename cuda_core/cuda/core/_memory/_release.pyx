@@ -10,12 +10,20 @@ import warnings
 
 from cuda.bindings cimport cydriver
 
-from cuda.core._driver cimport check, error_for, is_finalizing
-from cuda.core._memory._allocation cimport Record, record_ended
+from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
+from cuda.core._memory._allocation cimport (
+    CLOSE_DONE,
+    CLOSE_IN_PROGRESS,
+    CLOSE_LENT,
+    CLOSE_NOTHING,
+    Record,
+    record_ended,
+)
 from cuda.core._memory._ownership cimport (
     EVENT_ABORT_RELEASE,
     EVENT_BEGIN_AUTOMATIC_RELEASE,
     EVENT_COMMIT_RELEASE,
+    EVENT_LOSE,
     STATE_OWNED,
     STATE_RELEASED,
     STATE_TRANSFERRED,
@@ -29,10 +37,11 @@ from cuda.core._stream cimport (
     release_stream,
     retain_stream,
     stream_is_capturing,
+    stream_is_idle,
     wait_for_stream,
 )
 
-from cuda.core._errors import CUDAWarning
+from cuda.core._errors import CUDAError, CUDAWarning
 
 __all__ = ["CloseResult"]
 
@@ -64,7 +73,7 @@ class CloseResult(enum.Enum):
     NOTHING = 4
 
 
-cdef int release(Record record, int event, StreamHandle* order) except -1:
+cdef int release(Record record, int event, StreamHandle* order, bint may_wait) except -1:
     """End an allocation as far as its word allows.
 
     Parameters
@@ -75,42 +84,83 @@ cdef int release(Record record, int event, StreamHandle* order) except -1:
         ``EVENT_BEGIN_RELEASE`` for an explicit close, ``EVENT_BEGIN_AUTOMATIC_RELEASE`` otherwise.
     order
         The stream that orders this release, or NULL for the record's own. It is used for this attempt only.
+    may_wait
+        Whether the release may wait for work in flight. Otherwise it is queued behind it.
 
     Returns
     -------
     int
         One of the ``CLOSE_`` numbers.
     """
-    cdef bint owned = record.state() == STATE_OWNED
-    cdef int verdict = record.apply(event)
+    cdef Record heir = None
+    cdef int verdict
+    if record.range is not None and record.open_loans():
+        # Loans on a range may have been taken through buffers that are gone. What the free needs then moves to a
+        # record of its own, made beforehand: nothing may come between the transition and the heir's arrival.
+        heir = Record.__new__(Record)
+    verdict = record.apply(event)
     if verdict == VERDICT_GO:
         if record.state() == STATE_RELEASED:  # borrowed: the transition is all there is to do
             record.forget()
             return CLOSE_DONE
-        # The deleter waits without the GIL, and another thread may replace the record's stream meanwhile.
-        order = retain_stream(record.stream if order == NULL else order)
-        record.set_claiming_thread(PyThread_get_thread_ident())
-        try:
-            record.deleter(record, order)
-        except:  # noqa: E722  also for KeyboardInterrupt: the deleter has not finished, and the word must tell
-            record.set_claiming_thread(0)
-            record.apply(EVENT_ABORT_RELEASE)
-            raise
-        finally:
-            release_stream(order)
-        record.set_claiming_thread(0)
-        record.apply(EVENT_COMMIT_RELEASE)
-        if owned:
-            record_ended()
-        record.forget()
-        return CLOSE_DONE
+        return _run_deleter(record, order, may_wait)
     if verdict == VERDICT_LENT:
+        if record.range is not None:
+            if heir is None:
+                heir = Record.__new__(Record)
+            heir.copy_recipe(record)
+            heir.serial = record.serial
+            heir.range, heir.word, heir.epoch = record.range, record.word, record.epoch
+            record.range.heir = heir
+            record.forget()
         return CLOSE_LENT
     if verdict == VERDICT_IN_PROGRESS:
         return CLOSE_NOTHING if record.claiming_thread() == PyThread_get_thread_ident() else CLOSE_IN_PROGRESS
     if verdict == VERDICT_NOTHING:
         return CLOSE_NOTHING
     raise record.refusal(verdict, "closed")
+
+
+cdef int _run_deleter(Record record, StreamHandle* order, bint may_wait) except -1:
+    """Run the deleter of a record that is claimed for release, and commit or abort."""
+    cdef int outcome
+    # The deleter may wait without the GIL, and another thread may replace the record's stream meanwhile.
+    order = retain_stream(record.stream if order == NULL else order)
+    record.set_claiming_thread(PyThread_get_thread_ident())
+    try:
+        outcome = record.deleter(record, order, may_wait)
+    except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
+        record.set_claiming_thread(0)
+        if isinstance(error, CUDAError) and is_hopeless(<cydriver.CUresult><int>error.result):
+            record.apply(EVENT_LOSE)
+            record_ended()
+            record.forget()
+        else:
+            record.apply(EVENT_ABORT_RELEASE)
+        raise
+    finally:
+        release_stream(order)
+    record.set_claiming_thread(0)
+    record.apply(EVENT_COMMIT_RELEASE)
+    record_ended()
+    record.forget()
+    return outcome
+
+
+cdef int finish_loans(Record record) except -1:
+    """Return what loans held, after the last one ended. The word is claimed for that."""
+    cdef Record holder = record
+    if record.range is not None:
+        holder, record.range.heir = record.range.heir, None
+    if holder.deleter == NULL:  # borrowed: the owner goes with the last loan
+        holder.apply(EVENT_COMMIT_RELEASE)
+        holder.forget()
+        return CLOSE_DONE
+    try:
+        return _run_deleter(holder, NULL, False)
+    except BaseException as error:
+        _report_failed(holder, error, "could not be returned after its last loan")
+    return CLOSE_NOTHING
 
 
 cdef int release_from_collection(Record record) noexcept:
@@ -122,19 +172,48 @@ cdef int release_from_collection(Record record) noexcept:
         # No Python may run, no stream is waited for: the process is about to give everything back by ending.
         return 0
     try:
+        if state == STATE_OWNED and record.deleter != NULL and _is_kept(record):
+            if not record.reported:
+                record.reported = True
+                report(
+                    f"{record.describe()} was dropped without a close, and a collection must not free it. "
+                    "It stays allocated."
+                )
+            return 0
         if (
-            release(record, EVENT_BEGIN_AUTOMATIC_RELEASE, NULL) == CLOSE_NOTHING
+            release(record, EVENT_BEGIN_AUTOMATIC_RELEASE, NULL, False) == CLOSE_NOTHING
             and record.state() == STATE_OWNED
             and not record.reported
         ):
             record.reported = True
             report(f"{record.describe()} was dropped after a close that failed. It stays allocated.")
     except BaseException as error:
-        record.reported = True
+        _report_failed(record, error, "was dropped and could not be returned")
+    return 0
+
+
+cdef bint _is_kept(Record record) except -1:
+    """Whether the buffer or its resource says that a collection must not free it."""
+    return record.kept_by_collector or not getattr(record.resource, "release_on_collection", True)
+
+
+cdef set _lost_contexts = set()  # of (device, result): what was reported once for each
+
+
+cdef int _report_failed(Record record, object error, str what) except -1:
+    record.reported = True
+    if isinstance(error, CUDAError) and is_hopeless(<cydriver.CUresult><int>error.result):
+        # Every buffer of a dead context fails in the same way. One report tells as much as a thousand.
+        key = (record.device_id, error.result)
+        if key in _lost_contexts:
+            return 0
+        _lost_contexts.add(key)
         report(
-            f"{record.describe()} was dropped and could not be returned: {type(error).__name__}: {error}. "
-            "It stays allocated."
+            f"{record.describe()} {what}: {error}. It is lost, like everything in its context; further buffers of "
+            "this context are not reported."
         )
+        return 0
+    report(f"{record.describe()} {what}: {type(error).__name__}: {error}. It stays allocated.")
     return 0
 
 
@@ -184,3 +263,18 @@ cdef int wait_for_order(StreamHandle* order) except -1:
         result = wait_for_stream(order, &function)
     check(result, function)
     return 0
+
+
+cdef bint must_queue(StreamHandle* order) except -1:
+    """Whether a release behind this stream would have to wait. A dead context has nothing left to wait for."""
+    cdef bint idle = True
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result
+    if order == NULL:
+        return False
+    with nogil:
+        result = stream_is_idle(order, &idle, &function)
+    if is_hopeless(result):
+        return False
+    check(result, function)
+    return not idle

@@ -6,7 +6,7 @@ from libc.string cimport memset
 from libcpp.memory cimport make_shared
 from libcpp.vector cimport vector
 
-from cuda.core._driver cimport check, ensure_driver
+from cuda.core._driver cimport check
 from cuda.core._memory._virtual_range cimport ChunkRequest
 
 from cuda.core.typing import (
@@ -44,24 +44,6 @@ cdef int _attribute(int ordinal, cydriver.CUdevice_attribute attribute) except? 
         result = cydriver.cuDeviceGetAttribute(&value, attribute, ordinal)
     check(result, b"cuDeviceGetAttribute")
     return value
-
-
-cdef int device_argument(object device) except -1:
-    """Return the ordinal of a device given as a number or as anything with a ``device_id``."""
-    cdef int count = 0
-    cdef cydriver.CUresult result
-    number = getattr(device, "device_id", device)
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"device_id must be a Device or an integer, got {type(device).__name__}: {device!r}")
-    if number < 0:
-        raise ValueError(f"device_id must not be negative, got {number}")
-    ensure_driver()
-    with nogil:
-        result = cydriver.cuDeviceGetCount(&count)
-    check(result, b"cuDeviceGetCount")
-    if number >= count:
-        raise ValueError(f"device_id must be below the number of devices, {count}, got {number}")
-    return number
 
 
 cdef tuple facts_of(int ordinal):

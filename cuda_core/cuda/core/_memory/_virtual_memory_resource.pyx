@@ -2,39 +2,53 @@
 """``VirtualMemoryResource``: buffers on virtual memory, which can grow."""
 
 cimport cython
-from libc.stdint cimport uint64_t, uintptr_t
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uintptr_t
 
-from cuda.core._driver cimport ensure_driver, error_for, is_finalizing
-from cuda.core._memory._allocation cimport Record, record_ended
-from cuda.core._memory._arguments cimport pointer_argument, round_up, size_argument
-from cuda.core._memory._buffer cimport Buffer, MemoryResource, new_buffer, record_being_asked
+from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
+from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, Record, record_ended
+from cuda.core._memory._arguments cimport device_argument, round_up, size_argument
+from cuda.core._memory._buffer cimport Buffer, MemoryResource, new_buffer
+from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
 from cuda.core._memory._ownership cimport (
-    CLAIM_MASK,
     EVENT_ABORT_TRANSFER,
     EVENT_BEGIN_GROW,
     LOANS_MASK,
     STATE_BORROWED,
-    STATE_MASK,
     STATE_OWNED,
+    TAKER_GROWN,
     VERDICT_GO,
     VERDICT_NOT_OWNER,
     commit_shared_transfer,
     fresh,
 )
-from cuda.core._memory._release cimport ensure_not_capturing, report, wait_for_order
-from cuda.core._memory._virtual_memory_request cimport check_fit, device_argument, facts_of, prepare_request
+from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, new_job
+from cuda.core._memory._release cimport ensure_not_capturing, must_queue, report, wait_for_order
+from cuda.core._memory._virtual_memory_request cimport check_fit, facts_of, prepare_request
 from cuda.core._memory._virtual_range cimport (
     GROW_ELSEWHERE,
     GROW_FAILED,
     GROWN,
     ChunkRequest,
+    CUdeviceptr,
     Failure,
+    Parts,
     VirtualRange,
+    del_parts,
+    new_parts,
     parts_are_empty,
+    return_parts,
 )
-from cuda.core._stream cimport Stream_accept, StreamHandle, bind_default_stream, bind_stream, retain_stream
+from cuda.core._stream cimport (
+    Stream_accept,
+    StreamHandle,
+    bind_default_stream,
+    bind_stream,
+    release_stream,
+    retain_stream,
+)
 
-from cuda.core._errors import OwnershipError
+from cuda.core._errors import CUDAError, OwnershipError
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 from cuda.core.typing import VirtualMemoryLocationType
 
@@ -43,36 +57,30 @@ __all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
 # Set by the device module when it is imported; modules below it cannot import it.
 device_factory = None
 
-cdef int _return_range(Record record, StreamHandle* order) except -1:
+cdef bint _give_back(void* data, Failure* failure) noexcept nogil:
+    return return_parts(<Parts*>data, failure)
+
+
+cdef bint _discard(void* data, Failure* failure) noexcept nogil:
+    del_parts(<Parts*>data)
+    return True
+
+
+cdef int _return_range(Record record, StreamHandle* order, bint may_wait) except -1:
     """The deleter of virtual memory: after the ordering stream, every part of the range by its own record."""
     cdef VirtualMemoryResource resource = record.resource
-    return resource_returns_range(resource, record.range, order)
-
-
-cdef int resource_returns_range(VirtualMemoryResource resource, VirtualRange range_, StreamHandle* order) except -1:
-    cdef Failure failure
-    cdef bint done
-    cdef object base
-    failure.function = NULL
-    if not range_.is_empty():
-        wait_for_order(order)
-        # The entry goes before the free: the moment the addresses are free, they may be another buffer's.
-        base = <size_t>range_.base
-        if resource._ranges.get(base) is range_:  # not where an earlier attempt has freed this address
-            del resource._ranges[base]
-        with nogil:
-            done = range_.return_all(&failure)
-        if not done:
-            if range_.holds_base():
-                resource._ranges[base] = range_
-            raise error_for(failure.result, failure.function)
-    resource._retry_leftovers()
-    return 0
+    if record.range.is_empty():
+        resource._retry_leftovers()
+        return CLOSE_DONE
+    if may_wait or not must_queue(order):
+        resource._return_parts(record.range, order)
+        return CLOSE_DONE
+    return resource._queue_parts(record, order)
 
 
 # No gc_clear: a buffer that is collected together with its resource still needs the resource's tables.
 @cython.no_gc_clear
-cdef class VirtualMemoryResource(MemoryResource):
+cdef class VirtualMemoryResource(IndexedResource):
     """Allocates virtual memory: physical chunks mapped into reserved address space. Its buffers can grow.
 
     Parameters
@@ -111,7 +119,6 @@ cdef class VirtualMemoryResource(MemoryResource):
     """
 
     def __cinit__(self, *args, **kwargs):
-        self._ranges = {}
         self._leftovers = []
         self._revision = -1
         self._ordinal = -1
@@ -183,7 +190,7 @@ cdef class VirtualMemoryResource(MemoryResource):
 
     def __repr__(self):
         place = f"device {self._ordinal}" if self.device_id >= 0 else self.config.location_type.value
-        return f"<{type(self).__name__} on {place}, {len(self._ranges)} ranges>"
+        return f"<{type(self).__name__} on {place}, {len(self._holdings)} ranges>"
 
     # -- allocation ------------------------------------------------------------------------------------------------
 
@@ -244,12 +251,15 @@ cdef class VirtualMemoryResource(MemoryResource):
         self._retry_leftovers()
         with nogil:
             done = range_.move(reserved, alignment, hint, &request, &failure)
+            if not done and failure.result == cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY and drain_for_memory():
+                failure.function = NULL
+                done = range_.move(reserved, alignment, hint, &request, &failure)
         if not done:
             raise self._failed(range_, failure)
         buffer.pointer = range_.base
         buffer.size = rounded
         buffer.begin(STATE_OWNED, range_, 0)
-        self._ranges[<size_t>range_.base] = range_
+        self.remember(buffer)
         return buffer
 
     cdef object _failed(self, VirtualRange range_, Failure failure):
@@ -282,81 +292,91 @@ cdef class VirtualMemoryResource(MemoryResource):
         self._leftovers.extend(kept)
         return 0
 
-    cdef int own(self, Buffer buffer) except -1:
+    # -- release ---------------------------------------------------------------------------------------------------
+
+    cdef int _return_parts(self, VirtualRange range_, StreamHandle* order) except -1:
+        """Return everything that a range holds, after the work in ``order``."""
+        cdef Failure failure
+        cdef Holding holding
+        cdef CUdeviceptr base = range_.base
+        cdef bint done
+        failure.function = NULL
+        try:
+            wait_for_order(order)
+        except CUDAError as error:
+            # Where the context is dead nothing runs any more. Virtual memory outlives it and can be returned.
+            if not is_hopeless(<cydriver.CUresult><int>error.result):
+                raise
+        holding = self.take_out(base, range_)
+        with nogil:
+            done = range_.return_all(&failure)
+        if not done:
+            if range_.holds_base():
+                self.put_back(base, holding)
+            raise error_for(failure.result, failure.function)
+        self._retry_leftovers()
+        return 0
+
+    cdef int _queue_parts(self, Record record, StreamHandle* order) except -1:
+        """Hand everything that a range holds to the queue."""
+        cdef VirtualRange range_ = record.range
+        cdef Parts* parts = new_parts()
+        cdef Job* job
+        try:
+            job = new_job(_give_back, _discard, parts)
+        except:
+            del_parts(parts)
+            raise
+        job.order = retain_stream(order)
+        job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
+        holding = self.take_out(range_.base, range_)
+        range_.give_parts_away(parts)
+        try:
+            enqueue(job)
+        except:
+            range_.take_parts_back(parts)
+            self.put_back(range_.base, holding)
+            discard_job(job)
+            raise
+        return CLOSE_QUEUED
+
+    cdef int begin_owning(self, Buffer buffer) except -1:
         """Own memory that exists: one reservation with one mapping of exactly the buffer's address and size."""
         cdef VirtualRange range_ = VirtualRange.__new__(VirtualRange)
-        if <size_t>buffer.pointer in self._ranges:
-            raise OwnershipError(
-                f"an open buffer of this {type(self).__name__} owns {<size_t>buffer.pointer:#x} already"
-            )
         range_.word.store(fresh(STATE_OWNED, 0))
         if buffer.size:
             range_.adopt(buffer.pointer, buffer.size)
-            self._ranges[<size_t>buffer.pointer] = range_
         buffer.begin(STATE_OWNED, range_, 0)
         return 0
 
-    def deallocate(self, ptr, size, *, stream=None):
-        """Free an allocation by its address. Buffers do this by themselves; a subclass calls it from its own.
-
-        Parameters
-        ----------
-        ptr : int
-            Where the allocation begins.
-        size : int
-            Its size in bytes, used for addresses that this resource does not know.
-        stream : Stream, optional
-            What to wait for first.
-
-        Raises
-        ------
-        OwnershipError
-            If an open buffer owns the address. Close the buffer instead.
-        CUDAError
-            If the driver refuses. Nothing is lost: what remains can be freed by the same call.
-
-        Notes
-        -----
-        An address that this resource does not know is freed as told: one unmap and one address free of exactly
-        ``size`` bytes.
-        """
-        cdef uintptr_t address = pointer_argument(ptr, "ptr")
-        cdef size_t bytes_ = size_argument(size, "size")
-        cdef StreamHandle* order = NULL
-        cdef Record record
-        cdef VirtualRange range_
-        cdef Failure failure
-        cdef uint64_t bits
-        cdef bint done
-        failure.function = NULL
-        if stream is not None:
-            order = Stream_accept(stream)._handle
-        if address == 0:
-            return
-        record = record_being_asked(self, address)
-        if record is not None:
-            resource_returns_range(self, record.range, order)
-            return
-        range_ = self._ranges.get(<size_t>address)
-        if range_ is None:
-            ensure_driver()
-            range_ = VirtualRange.__new__(VirtualRange)
-            range_.adopt(address, bytes_)
-            wait_for_order(order)
-            with nogil:
-                done = range_.return_all(&failure)
-            if not done:
-                range_.abandon()
-                raise error_for(failure.result, failure.function)
-            return
-        bits = range_.word.load()
-        if bits & CLAIM_MASK:
-            raise OwnershipError(f"another call is releasing or moving the allocation at {<size_t>address:#x}")
-        if bits & STATE_MASK == STATE_OWNED:
-            raise OwnershipError(
-                f"an open buffer owns the allocation at {<size_t>address:#x}; close the buffer instead"
+    cdef int ensure_same_kind(self, MemoryResource before) except -1:
+        cdef VirtualMemoryResource other
+        IndexedResource.ensure_same_kind(self, before)
+        other = before
+        if other.config.location_type != self.config.location_type:
+            raise ValueError(
+                f"mr allocates at {self.config.location_type.value!r}, the memory lies at "
+                f"{other.config.location_type.value!r}"
             )
-        resource_returns_range(self, range_, order)
+        return 0
+
+    cdef int free_record(self, Record record, StreamHandle* order) except -1:
+        if record.range.is_empty():
+            return 0
+        return self._return_parts(record.range, order)
+
+    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
+        return self._return_parts(holding.range, order)
+
+    cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
+        cdef VirtualRange range_ = VirtualRange.__new__(VirtualRange)
+        range_.adopt(address, size)
+        try:
+            self._return_parts(range_, order)
+        except:
+            range_.abandon()
+            raise
+        return 0
 
     # -- growth ----------------------------------------------------------------------------------------------------
 
@@ -403,7 +423,7 @@ cdef class VirtualMemoryResource(MemoryResource):
         cdef Failure failure
         cdef size_t wanted, rounded, granularity = 0, target, alignment, more
         cdef int verdict, outcome = GROW_ELSEWHERE
-        cdef object base = None
+        cdef CUdeviceptr base
         cdef bint moved = False, done
         cdef int device_count = self._facts[0] if self._facts is not None else 0
         if not isinstance(buf, Buffer):
@@ -445,6 +465,7 @@ cdef class VirtualMemoryResource(MemoryResource):
         if verdict != VERDICT_GO:
             raise old.refusal(verdict, "grown")
         range_ = old.range
+        base = range_.base
         try:
             with nogil:
                 done = range_.learn_rights(device_count, &failure)
@@ -459,7 +480,6 @@ cdef class VirtualMemoryResource(MemoryResource):
                 # Retiring the old addresses would wait for the recorded stream. If that is being captured, say so now.
                 ensure_not_capturing(old.stream)
                 target = max(rounded, round_up(options.reserve_size, granularity, "reserve_size"))
-                base = <size_t>range_.base
                 with nogil:
                     moved = range_.move(target, alignment, 0, &request, &failure)
                 outcome = GROWN if moved else GROW_FAILED
@@ -470,15 +490,17 @@ cdef class VirtualMemoryResource(MemoryResource):
             raise
 
         # Committed: from here on the new buffer owns everything, whatever else happens.
-        if moved:
-            self._ranges.pop(base, None)
-            self._ranges[<size_t>range_.base] = range_
+        if base:
+            self.take_out(base, range_)
         new.pointer = range_.base
+        new.kept_by_collector = old.kept_by_collector
         old.taker_serial = new.serial
+        old.left_to = TAKER_GROWN
         new.begin(STATE_OWNED, range_, old.epoch + 1)
         commit_shared_transfer(old.word, old.epoch)
         record_ended()
         old.forget()
+        self.remember(new)
         if moved:
             self._retire(new)
         return new
@@ -489,8 +511,13 @@ cdef class VirtualMemoryResource(MemoryResource):
         cdef Failure failure
         cdef bint done
         failure.function = NULL
-        if parts_are_empty(&range_.retired) or range_.word.load() & LOANS_MASK:
-            return 0  # who looks at the old addresses keeps them until the last loan ends
+        if parts_are_empty(&range_.retired):
+            return 0
+        if range_.word.load() & LOANS_MASK:
+            # Whoever looks at the old addresses keeps them until the last loan ends.
+            release_stream(range_.left_order)
+            range_.left_order = retain_stream(buffer.stream)
+            return 0
         try:
             wait_for_order(buffer.stream)
             with nogil:

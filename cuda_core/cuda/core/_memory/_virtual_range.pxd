@@ -5,6 +5,8 @@ from libcpp.atomic cimport atomic
 from libcpp.memory cimport shared_ptr
 from libcpp.vector cimport vector
 
+from cuda.core._stream cimport StreamHandle
+
 ctypedef cydriver.CUresult CUresult
 ctypedef cydriver.CUdeviceptr CUdeviceptr
 ctypedef cydriver.CUmemGenericAllocationHandle AllocationHandle
@@ -45,6 +47,8 @@ cdef enum:
     GROWN = 1
     GROW_ELSEWHERE = 2  # the driver gave other addresses than the adjacent ones
 
+cdef Parts* new_parts() except NULL
+cdef void del_parts(Parts* parts) noexcept nogil
 cdef bint parts_are_empty(Parts* parts) noexcept nogil
 cdef void move_parts(Parts* source, Parts* target) noexcept nogil
 cdef bint return_parts(Parts* parts, Failure* failure) noexcept nogil
@@ -62,6 +66,9 @@ cdef class VirtualRange:
     cdef size_t mapped
     cdef size_t capacity
     cdef bint partly_returned
+    cdef StreamHandle* left_order  # orders the return of addresses that loans have kept past a grow
+    cdef object heir            # the record that answers for the free once loans hold the range
+    cdef object allocation      # weak reference to the Allocation that holds the range, or None
     cdef int grow_in_place(self, size_t more_addresses, size_t granularity, ChunkRequest* request,
                            Failure* failure) noexcept nogil
     cdef bint move(self, size_t new_capacity, size_t alignment, CUdeviceptr hint, ChunkRequest* request,
@@ -69,6 +76,8 @@ cdef class VirtualRange:
     cdef bint return_retired(self, Failure* failure) noexcept nogil
     cdef bint return_all(self, Failure* failure) noexcept nogil
     cdef void adopt(self, CUdeviceptr base, size_t size) noexcept nogil
+    cdef void give_parts_away(self, Parts* taker) noexcept nogil
+    cdef void take_parts_back(self, Parts* holder) noexcept nogil
     cdef void abandon(self) noexcept nogil
     cdef bint holds_base(self) noexcept nogil
     cdef bint learn_rights(self, int device_count, Failure* failure) noexcept nogil

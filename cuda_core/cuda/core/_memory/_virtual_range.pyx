@@ -18,6 +18,8 @@ from libcpp.atomic cimport atomic
 from libcpp.memory cimport make_shared
 from libcpp.vector cimport vector
 
+from cuda.core._stream cimport release_stream
+
 cdef atomic[long] _live_ranges
 cdef atomic[long] _live_reservations
 cdef atomic[long] _live_mappings
@@ -62,6 +64,14 @@ cdef void move_parts(Parts* source, Parts* target) noexcept nogil:
     source.reservations.clear()
     source.mappings.clear()
     source.references.clear()
+
+
+cdef Parts* new_parts() except NULL:
+    return new Parts()
+
+
+cdef void del_parts(Parts* parts) noexcept nogil:
+    del parts
 
 
 cdef bint _holds_a_mapping(Reservation reservation, Parts* parts) noexcept nogil:
@@ -191,6 +201,9 @@ cdef class VirtualRange:
     adjacent reservations: growing up to it keeps the address for certain.
     """
 
+    def __dealloc__(self):
+        release_stream(self.left_order)
+
     cdef void _count(self) noexcept nogil:
         """Count the range while it holds anything. An emptied one may live on in a closed buffer."""
         cdef bint holds = not self.is_empty()
@@ -306,6 +319,16 @@ cdef class VirtualRange:
         self.base = base
         self.mapped = size
         self.capacity = size
+
+    cdef void give_parts_away(self, Parts* taker) noexcept nogil:
+        """Move everything into ``taker``: the queue answers for it now."""
+        move_parts(&self.retired, taker)
+        move_parts(&self.parts, taker)
+        self._count()
+
+    cdef void take_parts_back(self, Parts* holder) noexcept nogil:
+        move_parts(holder, &self.parts)
+        self._count()
 
     cdef void abandon(self) noexcept nogil:
         """Forget parts that turned out to be somebody else's to free."""

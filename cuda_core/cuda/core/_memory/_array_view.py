@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ArrayView``: memory of a buffer for libraries that read the array interfaces."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+__all__ = ["ArrayView"]
+
+
+class ArrayView:
+    """A view of a buffer with ``__cuda_array_interface__`` or ``__array_interface__``. Get one from
+    :meth:`Buffer.array_view`.
+
+    The interfaces hand out an address and never say when their consumer is done with it. So the view says it: while it
+    is open it holds a loan on the buffer, and a close of the buffer frees nothing before the view is closed.
+
+    Notes
+    -----
+    Consumers keep the view alive, not the buffer. Safe from any thread.
+
+    Examples
+    --------
+    >>> with buffer.array_view("<f4") as view:  # doctest: +SKIP
+    ...     cupy.asarray(view)[:] = 1
+    """
+
+    def __init__(self, buffer: Any, typestr: Any = "|u1", shape: Any = None) -> None:
+        self._part: Any = None
+        text = getattr(typestr, "str", typestr)
+        if not isinstance(text, str) or len(text) < 3 or text[0] not in "<>|=" or not text[2:].isdigit():
+            raise ValueError(f"typestr must be an array interface type such as '<f4', got {typestr!r}")
+        itemsize = int(text[2:])
+        if itemsize == 0:
+            raise ValueError(f"typestr must have a size, got {typestr!r}")
+        size = buffer.size
+        if shape is None:
+            if size % itemsize:
+                raise ValueError(f"{size} bytes are no whole number of elements of {itemsize}")
+            extents = (size // itemsize,)
+        else:
+            extents = tuple(operator.index(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+            total = itemsize
+            for extent in extents:
+                if extent < 0:
+                    raise ValueError(f"shape must not be negative, got {shape!r}")
+                total *= extent
+            if total > size:
+                raise ValueError(f"shape {shape!r} of {text!r} needs {total} bytes, the buffer has {size}")
+        self._typestr, self._shape = text, extents
+        self._host, self._device = buffer.is_host_accessible, buffer.is_device_accessible
+        self._part = buffer[:]
+
+    def _interface(self) -> dict[str, Any]:
+        if self._part is None or self._part.is_closed:
+            raise RuntimeError("ArrayView has been closed")
+        return {
+            "shape": self._shape,
+            "typestr": self._typestr,
+            "data": (self._part.handle, False),
+            "strides": None,
+            "version": 3,
+        }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if not self._device:
+            raise AttributeError("no device can use this memory, so it has no __cuda_array_interface__")
+        return self._interface()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if not self._host:
+            raise AttributeError("the host cannot use this memory, so it has no __array_interface__")
+        return self._interface()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the loan has ended."""
+        return self._part is None or bool(self._part.is_closed)
+
+    def close(self) -> None:
+        """End the loan. Closing twice is harmless."""
+        if self._part is not None:
+            self._part.close()
+
+    def __enter__(self) -> ArrayView:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"of {self._part.owner!r}"
+        return f"<ArrayView {self._typestr} {self._shape} {state}>"

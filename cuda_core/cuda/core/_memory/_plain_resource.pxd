@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uintptr_t
+
+from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._indexed_resource cimport IndexedResource
+from cuda.core._stream cimport StreamHandle
+
+cdef class PlainResource(IndexedResource):
+    cdef cydriver.CUresult raw_allocate(self, size_t size, uintptr_t* address, const char** function) noexcept nogil
+    cdef int _free(self, uintptr_t address) except -1
+    cdef int ordinal(self) noexcept
+    cdef int prepare(self) except -1
+
+cdef int return_plain(Record record, StreamHandle* order, bint may_wait) except -1

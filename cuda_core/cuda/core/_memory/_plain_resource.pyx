@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What resources share that make one driver call for an allocation and one for its free, neither in stream order."""
+
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uintptr_t
+from libc.stdlib cimport calloc, free
+
+from cuda.core._driver cimport check, ensure_driver
+from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, Record
+from cuda.core._memory._arguments cimport size_argument
+from cuda.core._memory._buffer cimport Buffer, new_buffer
+from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
+from cuda.core._memory._ownership cimport STATE_OWNED
+from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, new_job
+from cuda.core._memory._release cimport must_queue, wait_for_order
+from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._stream cimport (
+    Stream_accept,
+    StreamHandle,
+    bind_default_stream,
+    bind_stream,
+    retain_stream,
+)
+
+cdef struct QueuedFree:
+    uintptr_t address
+    bint host
+
+
+cdef bint _give_back(void* data, Failure* failure) noexcept nogil:
+    cdef QueuedFree* what = <QueuedFree*>data
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result = free_plain(what.address, what.host, &function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        return True
+    failure.result = result
+    failure.function = function
+    return False
+
+
+cdef bint _discard(void* data, Failure* failure) noexcept nogil:
+    free(data)
+    return True
+
+
+cdef cydriver.CUresult free_plain(uintptr_t address, bint host, const char** function) noexcept nogil:
+    """Free plain or pinned memory without breaking a capture of this thread.
+
+    These calls wait for the device, and so count among those that a capture forbids, unless the thread says otherwise.
+    """
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUresult result
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    if host:
+        function[0] = b"cuMemFreeHost"
+        result = cydriver.cuMemFreeHost(<void*>address)
+    else:
+        function[0] = b"cuMemFree"
+        result = cydriver.cuMemFree(address)
+    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    return result
+
+
+cdef int return_plain(Record record, StreamHandle* order, bint may_wait) except -1:
+    """The deleter: after the ordering stream, one driver call."""
+    cdef PlainResource resource = record.resource
+    cdef QueuedFree* what
+    cdef Job* job
+    cdef Holding holding
+    if not record.size:
+        return CLOSE_DONE
+    if may_wait or not must_queue(order):
+        resource.free_record(record, order)
+        return CLOSE_DONE
+    what = <QueuedFree*>calloc(1, sizeof(QueuedFree))
+    if what == NULL:
+        raise MemoryError("no memory for a queued release")
+    what.address = record.pointer
+    what.host = resource.ordinal() < 0
+    try:
+        job = new_job(_give_back, _discard, what)
+    except:
+        free(what)
+        raise
+    job.order = retain_stream(order)
+    job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
+    holding = resource.take_out(record.pointer, None)
+    try:
+        enqueue(job)
+    except:  # noqa: E722  nothing was queued, and the record still owns it
+        resource.put_back(record.pointer, holding)
+        discard_job(job)
+        raise
+    return CLOSE_QUEUED
+
+
+cdef class PlainResource(IndexedResource):
+    """Base of the resources whose allocations are one driver call each."""
+
+    cdef cydriver.CUresult raw_allocate(self, size_t size, uintptr_t* address, const char** function) noexcept nogil:
+        return cydriver.CUresult.CUDA_ERROR_NOT_SUPPORTED
+
+    cdef int ordinal(self) noexcept:
+        return -1
+
+    cdef int prepare(self) except -1:
+        return 0
+
+    def allocate(self, size, *, stream=None):
+        """Allocate a buffer. The call is synchronous; the memory is usable at once.
+
+        Parameters
+        ----------
+        size : int
+            Bytes wanted. 0 gives an empty buffer without any driver call.
+        stream : Stream, optional
+            The stream to record: the release waits for it. By default the default stream of the current context.
+
+        Returns
+        -------
+        Buffer
+            The new buffer, OWNED.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If ``size`` is not an integer, negative or too large, or ``stream`` is no stream. No driver call is made.
+        CUDAError
+            If the driver refuses.
+        """
+        cdef size_t wanted = size_argument(size, "size")
+        cdef uintptr_t address = 0
+        cdef const char* function = NULL
+        cdef cydriver.CUresult result
+        cdef StreamHandle* order = NULL
+        cdef Buffer buffer
+        if stream is not None:
+            order = bind_stream(Stream_accept(stream))
+        elif wanted:
+            ensure_driver()
+            order = bind_default_stream()
+        buffer = new_buffer(0, wanted, self, self.ordinal(), order)
+        if wanted:
+            self.prepare()
+            with nogil:
+                result = self.raw_allocate(wanted, &address, &function)
+                if result == cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY and drain_for_memory():
+                    result = self.raw_allocate(wanted, &address, &function)
+            check(result, function)
+            buffer.pointer = address
+        buffer.begin(STATE_OWNED, None, 0)
+        self.remember(buffer)
+        return buffer
+
+    cdef int free_record(self, Record record, StreamHandle* order) except -1:
+        cdef Holding holding
+        if not record.size:
+            return 0
+        wait_for_order(order)
+        holding = self.take_out(record.pointer, None)
+        try:
+            self._free(record.pointer)
+        except:  # noqa: E722  the record still owns it
+            self.put_back(record.pointer, holding)
+            raise
+        return 0
+
+    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
+        wait_for_order(order)
+        return self._free(address)
+
+    cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
+        wait_for_order(order)
+        return self._free(address)
+
+    cdef int _free(self, uintptr_t address) except -1:
+        cdef const char* function = NULL
+        cdef cydriver.CUresult result
+        cdef bint host = self.ordinal() < 0
+        with nogil:
+            result = free_plain(address, host, &function)
+        check(result, function)
+        return 0

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handing an allocation over: from one record to another, and ``Allocation``, which carries it out of all buffers."""
+
+from cuda.core._driver cimport is_finalizing
+from cuda.core._memory._allocation cimport Record, record_ended
+from cuda.core._memory._ownership cimport (
+    EVENT_BEGIN_GROW,
+    EVENT_COMMIT_TRANSFER,
+    STATE_OWNED,
+    TAKER_DETACHED,
+    TAKER_GROWN,
+    VERDICT_GO,
+    commit_shared_transfer,
+)
+from cuda.core._memory._release cimport report
+from cuda.core._stream cimport streams_of
+
+__all__ = ["Allocation"]
+
+
+cdef int hand_over(Record source, Record target, int taker, str what) except -1:
+    """Make ``target`` the owner of what ``source`` owns. ``target`` is a fresh record, or None: foreign code takes it.
+
+    Raises
+    ------
+    OwnershipError, BufferError
+        If the machine refuses. Nothing has changed then.
+    """
+    cdef int verdict = source.apply(EVENT_BEGIN_GROW - TAKER_GROWN + taker)
+    if verdict != VERDICT_GO:
+        raise source.refusal(verdict, what)
+    # Claimed. Nothing from here to the commit can fail or lets another thread in.
+    if target is not None:
+        target.copy_recipe(source)
+        source.taker_serial = target.serial
+    source.left_to = taker
+    if source.range is None:
+        source.apply(EVENT_COMMIT_TRANSFER)
+        if target is not None:
+            target.begin(STATE_OWNED, None, 0)
+    else:
+        if target is not None:
+            target.begin(STATE_OWNED, source.range, source.epoch + 1)
+        commit_shared_transfer(source.word, source.epoch)
+    record_ended()
+    source.forget()
+    return 0
+
+
+cdef Allocation detach(Record source):
+    cdef Allocation allocation = Allocation.__new__(Allocation)
+    hand_over(source, allocation, TAKER_DETACHED, "detached")
+    return allocation
+
+
+cdef class Allocation(Record):
+    """An allocation that no buffer owns: what :meth:`Buffer.detach` returns.
+
+    It carries everything that the free needs, and stands for exactly one allocation. It ends in one of two ways:
+    :meth:`Buffer.adopt` takes it up again, or :meth:`handed_over` declares that foreign code frees the memory. Dropped
+    without either, it is reported as a ``CUDAWarning`` and the memory is *not* freed: somebody may have its address.
+
+    Notes
+    -----
+    Compared by identity. It cannot be made, copied or pickled: there would be two claims to one allocation. Safe from
+    any thread; of two that adopt it, one wins.
+
+    Examples
+    --------
+    >>> allocation = buffer.detach()  # doctest: +SKIP
+    >>> library.take(allocation.handle, allocation.size)
+    >>> allocation.handed_over()
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError("Allocation objects cannot be made directly; they come from Buffer.detach")
+
+    def __copy__(self):
+        raise TypeError("an Allocation cannot be copied: it stands for one allocation")
+
+    def __deepcopy__(self, memo):
+        raise TypeError("an Allocation cannot be copied: it stands for one allocation")
+
+    def __replace__(self, **changes):
+        raise TypeError("an Allocation cannot be changed: it stands for one allocation")
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("an Allocation cannot be pickled: it stands for one allocation of this process")
+
+    def __del__(self):
+        if self.state() != STATE_OWNED or is_finalizing():
+            return
+        self.reported = True
+        report(
+            f"{self.describe()} was detached, and dropped without being adopted or declared as handed over. "
+            "It stays allocated."
+        )
+
+    def handed_over(self):
+        """Declare that foreign code has the memory now and frees it.
+
+        Raises
+        ------
+        OwnershipError
+            If it was adopted or handed over before.
+        """
+        hand_over(self, None, TAKER_DETACHED, "handed over")
+
+    @property
+    def handle(self):
+        """int: the address; 0 once it was adopted or handed over."""
+        return <size_t>self.pointer if self.state() == STATE_OWNED else 0
+
+    @property
+    def size(self):
+        """int: the size in bytes; 0 once it was adopted or handed over."""
+        return self.size if self.state() == STATE_OWNED else 0
+
+    @property
+    def device_id(self):
+        """int: ordinal of the device whose memory this is; -1 for memory of the host, or where it is not known."""
+        return self.device_id
+
+    @property
+    def memory_resource(self):
+        """MemoryResource or None: what frees the memory. None once it was adopted or handed over."""
+        return self.resource
+
+    @property
+    def owner(self):
+        """object or None: what has to be kept alive until the memory is freed."""
+        return self.owner
+
+    @property
+    def streams(self):
+        """tuple of Stream: what orders the free."""
+        return streams_of(self.stream)
+
+    def __repr__(self):
+        name = self.ownership.name
+        if self.transferred_to is not None:
+            name += f" {self.transferred_to.name}"
+        return f"<Allocation #{self.serial} {name} ptr={<size_t>self.pointer:#x} size={self.size}>"
