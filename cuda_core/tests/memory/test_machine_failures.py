@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from cuda.core import CloseResult, CUDAError, CUDAWarning, Device, Ownership, VirtualMemoryResource
 from support import GRANULE, attempt, blocked, fill, free_memory, holds, warnings_seen
 
-pytestmark = [pytest.mark.sim_only, pytest.mark.provokes_refusals]
+pytestmark = [pytest.mark.watched, pytest.mark.provokes_refusals]
 
 FUNCTIONS = (
     "cuMemAddressReserve",

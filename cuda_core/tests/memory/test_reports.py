@@ -22,7 +22,7 @@ def unraisable(monkeypatch):
     return seen
 
 
-@pytest.mark.sim_only
+@pytest.mark.watched
 @pytest.mark.provokes_refusals
 def test_a_report_that_is_an_error_does_not_take_the_grown_buffer_away(resource, driver_watch, unraisable):
     """After the commit point of a grow the new buffer is returned whatever happens, also under ``-W error``."""
@@ -72,7 +72,7 @@ def test_a_report_may_come_back_into_the_library(resource):
     refusing.give_back(address)
 
 
-@pytest.mark.sim_only
+@pytest.mark.watched
 @pytest.mark.provokes_refusals
 def test_a_report_of_a_grow_may_come_back_into_the_library(resource, driver_watch):
     shown = []

@@ -215,7 +215,7 @@ def test_a_close_that_fails_leaves_the_recorded_stream(device):
     second.close()
 
 
-@pytest.mark.sim_only
+@pytest.mark.watched
 @pytest.mark.provokes_refusals
 def test_a_wait_that_fails_leaves_the_buffer_whole(resource, stream, driver_watch):
     buffer = resource.allocate(GRANULE, stream=stream)

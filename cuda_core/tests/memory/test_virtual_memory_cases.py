@@ -296,7 +296,7 @@ def test_vmm_10_a_request_already_covered_does_nothing(resource, driver_watch, s
     buffer.close()
 
 
-@pytest.mark.sim_only
+@pytest.mark.watched
 @pytest.mark.provokes_refusals
 @pytest.mark.parametrize("operation", ["allocate", "grow in room", "grow adjacent", "grow by moving"])
 def test_vmm_12_a_failed_map_undoes_exactly_what_was_done(device, driver_watch, operation):
@@ -333,7 +333,7 @@ def test_vmm_12_a_failed_map_undoes_exactly_what_was_done(device, driver_watch, 
     assert maps == (4 if operation == "grow by moving" else 1), "three old chunks and the new one"
 
 
-@pytest.mark.sim_only
+@pytest.mark.watched
 @pytest.mark.provokes_refusals
 def test_vmm_13_after_the_commit_point_the_new_buffer_is_returned(resource, driver_watch):
     free = free_memory()

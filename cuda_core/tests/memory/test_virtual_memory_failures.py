@@ -35,7 +35,7 @@ from support import (
     warnings_seen,
 )
 
-pytestmark = [pytest.mark.sim_only, pytest.mark.provokes_refusals]
+pytestmark = [pytest.mark.watched, pytest.mark.provokes_refusals]
 
 # Without these there is no new range. Other calls before the commit point (giving back addresses that were not
 # asked for, dropping a reference) can fail without spoiling the grow; whether it then raises is the layer's choice.

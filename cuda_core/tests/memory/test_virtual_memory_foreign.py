@@ -120,7 +120,7 @@ def test_the_address_of_an_open_buffer_cannot_be_deallocated(resource, driver_wa
     moved.close()
 
 
-@pytest.mark.sim_only
+@pytest.mark.watched
 @pytest.mark.provokes_refusals
 def test_an_address_that_another_buffer_has_taken_stays_that_buffers(device, driver_watch):
     """A close frees the address and keeps an older one that the driver refuses. Somebody else gets the address; the
@@ -192,7 +192,7 @@ def test_a_subclass_is_asked_once_for_a_buffer_that_moved(device, quiet):
     assert free_memory() == free
 
 
-@pytest.mark.sim_only
+@pytest.mark.watched
 @pytest.mark.provokes_refusals
 def test_a_subclass_whose_free_fails_is_asked_again_by_the_next_close(device, driver_watch):
     resource = Counting(device)

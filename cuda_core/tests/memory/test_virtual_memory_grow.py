@@ -125,7 +125,7 @@ def test_room_in_the_reservation_keeps_the_address(device):
     assert address_free(address, 8 * GRANULE)
 
 
-@pytest.mark.sim_only
+@pytest.mark.watched
 def test_growing_into_room_costs_the_same_for_any_buffer(device, driver_watch):
     resource = VirtualMemoryResource(device, VirtualMemoryResourceOptions(reserve_size=64 * GRANULE))
     buffer = resource.allocate(GRANULE)
