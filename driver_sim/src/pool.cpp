@@ -46,11 +46,16 @@ void return_memory(Pool &pool) {
     pool.reserved -= pool_chunk;
 }
 
-// Who still reads freed memory sees a pattern. The beginning is enough to notice, and costs little.
+// Who still reads freed memory sees a pattern. Of a large block both ends are enough to notice, and cost little.
 void poison(Pool &pool, const Block &block) {
-    constexpr std::size_t most = 64;
-    std::memset(reinterpret_cast<void *>(pool.base + std::size_t(block.start) * pool_unit), 0xDD,
-                std::min(block.bytes, most));
+    constexpr std::size_t end = 256;
+    auto *first = reinterpret_cast<unsigned char *>(pool.base + std::size_t(block.start) * pool_unit);
+    if (block.bytes <= 2 * end) {
+        std::memset(first, 0xDD, block.bytes);
+    } else {
+        std::memset(first, 0xDD, end);
+        std::memset(first + block.bytes - end, 0xDD, end);
+    }
 }
 
 void leave_chunks(Pool &pool, const Block &block) {

@@ -4,7 +4,7 @@
 import pytest
 
 import cuda_driver_sim as sim
-from sim_helpers import cu, ok
+from sim_helpers import cu, make_pool, ok
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +41,6 @@ def other_stream():
 
 @pytest.fixture
 def pool():
-    properties = cu.CUmemPoolProps()
-    properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    handle = ok(cu.cuMemPoolCreate(properties))
+    handle = make_pool()
     yield handle
     ok(cu.cuMemPoolDestroy(handle))

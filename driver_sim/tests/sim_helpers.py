@@ -51,6 +51,13 @@ def properties_of_chunk():
     return properties
 
 
+def make_pool():
+    properties = cu.CUmemPoolProps()
+    properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    return ok(cu.cuMemPoolCreate(properties))
+
+
 def read_write():
     access = cu.CUmemAccessDesc()
     access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

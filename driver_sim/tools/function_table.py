@@ -88,13 +88,13 @@ def table(version, groups, functions):
     if unknown := sorted(functions.keys() - declared):
         raise SystemExit(f"not in cuda.h: {', '.join(unknown)}")
     partly = [name for name in functions if functions[name].missing]
-    there = len(functions) - len(partly)
+    there, absent = len(functions) - len(partly), len(declared) - len(functions)
     lines = [
         "# Driver functions",
         "",
-        f"Of the {len(declared)} functions that cuda.h of CUDA {name_of(version)} declares, {there} are there,",
-        f"{len(partly)} are there in part, and {len(declared) - len(functions)} are absent: `cuGetProcAddress` does not find them. "
-        "The driver says that it is one of CUDA 13.0.",
+        f"Of the {len(declared)} functions that cuda.h of CUDA {name_of(version)} declares,",
+        f"{there} are there, {len(partly)} are there in part, and {absent} are absent:",
+        "`cuGetProcAddress` does not find them. The driver says that it is one of CUDA 13.0.",
         "",
         "This file is made from the source by `python tools/function_table.py`; a test compares.",
         "",
