@@ -132,6 +132,12 @@ def is_reserved(address):
     return mapped
 
 
+def still_allocated(address):
+    """Tell whether the driver knows memory at this address, of any kind: it has not been freed or unmapped."""
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    return int(check(driver.cuPointerGetAttributes(1, [attribute], address))[0]) != 0
+
+
 _HOME_SIZE = 64 << 30
 _home = []
 

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of buffer that owns its memory, behind one face, so that one test covers them all.
+
+A `Source` makes buffers of one kind. What it says about them (how large they are made, whether the host reaches
+them) is written down here and not asked of the package.
+"""
+
+import gc
+
+from cuda.bindings import driver
+from cuda.core import Buffer, LegacyPinnedMemoryResource, VirtualMemoryResource
+from cuda.core._memory._synchronous import _SynchronousMemoryResource
+from python_resources import Plain
+from support import GRANULE, check
+
+SMALL = 4096
+
+
+class Source:
+    """Makes buffers of `size` bytes. ``resource`` is None where a plain function frees them."""
+
+    size = SMALL
+    at_host = False  # the host reaches the memory
+    built_in = True  # it is freed in C, and nobody is asked
+    has_device = True
+
+    def __init__(self, device):
+        self.device = device
+        self.resource = self.make()
+
+    def make(self):
+        """Make one more resource of this kind."""
+        raise NotImplementedError
+
+    def allocate(self, size=None, *, stream=None, resource=None):
+        resource = self.resource if resource is None else resource
+        return resource.allocate(self.size if size is None else size, stream=stream)
+
+    def frees(self):
+        """How often somebody outside the package was asked to free, where that can be counted."""
+        return None
+
+
+class VirtualSource(Source):
+    name = "virtual"
+    size = GRANULE
+
+    def make(self):
+        return VirtualMemoryResource(self.device)
+
+
+class PinnedSource(Source):
+    name = "pinned"
+    at_host = True
+    has_device = False
+
+    def make(self):
+        return LegacyPinnedMemoryResource()
+
+
+class DeviceSource(Source):
+    name = "device"
+
+    def make(self):
+        return _SynchronousMemoryResource(self.device.device_id)
+
+
+class PythonSource(Source):
+    name = "python"
+    built_in = False
+
+    def make(self):
+        return Plain()
+
+    def frees(self):
+        return len(self.resource.asked)
+
+
+class FunctionSource(Source):
+    """No resource: a function that was given to ``from_handle``."""
+
+    name = "function"
+    built_in = False
+
+    def make(self):
+        self.asked = []
+        return None
+
+    def allocate(self, size=None, *, stream=None, resource=None):
+        size = self.size if size is None else size
+        address = int(check(driver.cuMemAlloc(size))) if size else 0
+
+        def free(ptr, size, stream):
+            self.asked.append((ptr, size, stream))
+            if ptr:
+                check(driver.cuMemFree(ptr))
+
+        return Buffer.from_handle(address, size, deallocate=free, stream=stream)
+
+    def frees(self):
+        return len(self.asked)
+
+
+SOURCES = {
+    kind.name: kind for kind in (VirtualSource, PinnedSource, DeviceSource, PythonSource, FunctionSource)
+}
+BUILT_IN = {name: kind for name, kind in SOURCES.items() if kind.built_in}
+WITH_RESOURCE = {name: kind for name, kind in SOURCES.items() if name != "function"}
+
+
+def raw_memory(kind, size):
+    """Make memory of a built-in kind through the bindings alone; return its address."""
+    if kind == "device":
+        return int(check(driver.cuMemAlloc(size)))
+    if kind == "pinned":
+        return int(check(driver.cuMemAllocHost(size)))
+    return raw_virtual_memory(size)
+
+
+def raw_virtual_memory(size, address=0):
+    """One reservation with one mapping of one chunk, usable by device 0."""
+    properties = driver.CUmemAllocationProp()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = 0
+    access = driver.CUmemAccessDesc()
+    access.location = properties.location
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    address = int(check(driver.cuMemAddressReserve(size, 0, address, 0)))
+    chunk = check(driver.cuMemCreate(size, properties, 0))
+    check(driver.cuMemMap(address, size, 0, chunk, 0))
+    check(driver.cuMemRelease(chunk))
+    check(driver.cuMemSetAccess(address, size, [access], 1))
+    return address
+
+
+def free_raw(kind, address, size):
+    """Free, through the bindings alone, what `raw_memory` or a resource of this kind made."""
+    if kind in ("device", "python", "function"):
+        check(driver.cuMemFree(address))
+    elif kind == "pinned":
+        check(driver.cuMemFreeHost(address))
+    else:
+        check(driver.cuMemUnmap(address, size))
+        check(driver.cuMemAddressFree(address, size))
+
+
+def end(box, how):
+    """End the buffer that is the only thing in the list `box`: close it, leave ``with``, drop it, collect a cycle."""
+    if how == "close":
+        box.pop().close()
+    elif how == "with":
+        with box.pop():
+            pass
+    elif how == "cycle":
+        cycle = [box.pop()]
+        cycle.append(cycle)
+        del cycle
+    else:
+        box.clear()
+    gc.collect()
+
+
+ENDINGS = ("close", "with", "drop", "cycle")
