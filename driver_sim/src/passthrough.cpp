@@ -6,9 +6,10 @@
 #include "registry.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdlib>
-#include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 
@@ -57,15 +58,29 @@ void link_all(const RealDriver &real) {
         }
 }
 
+// A program that is linked to the driver looks functions up while it is started, before the C library has set up
+// the environment for getenv.
+std::string setting() {
+    const std::string name = "CUDA_DRIVER_SIM_REAL=";
+    if (environ) {
+        const char *value = std::getenv("CUDA_DRIVER_SIM_REAL");
+        return value ? value : "";
+    }
+    std::ifstream file("/proc/self/environ");
+    for (std::string entry; std::getline(file, entry, '\0');)
+        if (entry.compare(0, name.size(), name) == 0)
+            return entry.substr(name.size());
+    return "";
+}
+
 void open(RealDriver &real) {
-    const char *path = std::getenv("CUDA_DRIVER_SIM_REAL");
-    if (!path || !std::strchr(path, '/')) {
+    real.path = setting();
+    if (real.path.find('/') == std::string::npos) {
         real.trouble = "CUDA_DRIVER_SIM_REAL does not name the file of the real driver";
         return;
     }
-    real.path = path;
     // Local: who looks for a function by name finds ours first, and theirs through front/entries.cpp.
-    real.library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    real.library = dlopen(real.path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!real.library) {
         real.trouble = dlerror();
         return;
@@ -80,16 +95,28 @@ void open(RealDriver &real) {
         real.trouble = real.path + " has no cuGetProcAddress_v2: a driver for CUDA 12 or later is needed";
         return;
     }
-    link_all(real);
 }
 
-const RealDriver &real_driver() {
+const RealDriver &opened() {
     static RealDriver *instance = [] {
         auto *made = new RealDriver;
         open(*made);
         return made;
     }();
     return *instance;
+}
+
+// Linked only when a function of ours is called or asked for: at the start of a program that is linked to the
+// driver, the real one may be opened before the functions of this library have registered themselves.
+const RealDriver &real_driver() {
+    const RealDriver &real = opened();
+    static const bool linked = [&] {
+        if (real.trouble.empty())
+            link_all(real);
+        return true;
+    }();
+    (void)linked;
+    return real;
 }
 
 // Ours in front of `*pfn`, which the real driver has given for that name.
@@ -122,10 +149,10 @@ Watcher::Watcher(const char *symbol, void *function) { watchers()[symbol] = func
 
 const std::string &open_real_driver() { return real_driver().trouble; }
 
-const std::string &real_driver_path() { return real_driver().path; }
+const std::string &real_driver_path() { return opened().path; }
 
 void *exported_by_real(const char *symbol) {
-    const RealDriver &real = real_driver();
+    const RealDriver &real = opened();
     return real.trouble.empty() ? dlsym(real.library, symbol) : nullptr;
 }
 

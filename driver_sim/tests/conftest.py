@@ -7,6 +7,19 @@ import cuda_driver_sim as sim
 from sim_helpers import cu, make_pool, ok
 
 
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "simulation: needs the simulated driver; skipped in front of a real one"
+    )
+
+
+def pytest_collection_modifyitems(items):
+    if not sim.can_hold():
+        for item in items:
+            if item.get_closest_marker("simulation"):
+                item.add_marker(pytest.mark.skip(reason="needs the simulated driver"))
+
+
 @pytest.fixture(scope="session")
 def context():
     ok(cu.cuInit(0))

@@ -51,6 +51,7 @@ def test_calls_have_no_version_suffix():
     assert sim.calls() == {}
 
 
+@pytest.mark.simulation
 def test_refused_leaves_out_not_ready(stream):
     sim.reset()
     assert cu.cuMemAlloc(0)[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE
@@ -147,6 +148,7 @@ def test_log_keeps_the_order():
     assert [call.result for call in log.calls].count("CUDA_ERROR_INVALID_VALUE") == 1
 
 
+@pytest.mark.simulation
 def test_absent_functions_are_absent():
     assert "cuMemMap" in sim.functions()
     assert "cuGetExportTable" not in sim.functions()

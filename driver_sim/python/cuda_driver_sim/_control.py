@@ -94,8 +94,8 @@ def live() -> dict[str, int]:
 
     Notes
     -----
-    In front of the real driver this is a record of the calls that succeeded: what comes from a function that is
-    not in `functions` is not counted, and what a refused free may have freed all the same still is.
+    In front of the real driver this is a record of the calls that succeeded. What comes from a function that
+    is not in `functions` is not counted. A free counts with its call, not when it has run.
 
     Examples
     --------
@@ -278,11 +278,15 @@ def logged() -> Iterator[Log]:
         result._stopped = stop_log()
 
 
+def can_hold() -> bool:
+    """Tell whether `hold`, `run` and `interleave` have an effect: not on the work of a real driver."""
+    return bool(loaded_library().cudaDriverSimCanHold())
+
+
 def _holding_library() -> ctypes.CDLL:
-    library = loaded_library()
-    if not library.cudaDriverSimCanHold():
+    if not can_hold():
         raise RuntimeError("the work of a real driver cannot be held back or reordered")
-    return library
+    return loaded_library()
 
 
 @overload

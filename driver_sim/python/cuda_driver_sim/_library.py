@@ -119,8 +119,8 @@ def activate(*, real: bool | None = None) -> None:
     Importing `cuda_driver_sim` alone has no effect. The function is not meant to race with another
     thread's first driver call.
 
-    ``CUDA_DRIVER_SIM_REAL`` may hold the path of the real driver's library, or anything else (``1``) to have it
-    found. It is set for child processes.
+    ``CUDA_DRIVER_SIM_REAL`` may hold the path of the real driver's library, or anything else (``1``) to have
+    it found. It is set for child processes.
 
     Examples
     --------
