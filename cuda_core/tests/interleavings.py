@@ -211,9 +211,10 @@ class Machine:
         is_open = state.word.state is Ownership.OWNED and last not in state.dropped
         if is_open and state.word.claim is not Claim.RELEASE and state.addresses[-1]:
             raise Broken("an open buffer has an address that was returned")
-        if state.threads == (None, None) and not is_open and not state.loans:
-            if not state.excuse and not state.word.failed and state.addresses != (1,) * len(state.addresses):
-                raise Broken("all holders are gone, and something was not returned")
+        over = state.threads == (None, None) and not is_open and not state.loans
+        kept = state.excuse or state.word.failed
+        if over and not kept and state.addresses != (1,) * len(state.addresses):
+            raise Broken("all holders are gone, and something was not returned")
 
     def explore(self):
         """Visit every state, breadth first; return all of them. Raises `Broken` with the shortest way there."""
