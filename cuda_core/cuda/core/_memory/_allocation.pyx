@@ -50,6 +50,15 @@ cdef void record_ended() noexcept nogil:
     _live.fetch_sub(1)
 
 
+class FreeFunction:
+    """What stands in a record in the place of a resource where memory is freed by a function."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function):
+        self.function = function
+
+
 # No gc_clear: the word of a range lies inside the range object, and both must outlive the last look at the word,
 # which __dealloc__ takes.
 @cython.no_gc_clear
@@ -173,7 +182,11 @@ cdef class Record:
             release_stream(stream)
 
     cdef str describe(self):
-        resource = f" of {type(self.resource).__name__}" if self.resource is not None else ""
+        resource = ""
+        if isinstance(self.resource, FreeFunction):
+            resource = f" freed by {self.resource.function!r}"
+        elif self.resource is not None:
+            resource = f" of {type(self.resource).__name__}"
         return f"buffer #{self.serial}, {self.size} bytes at {<size_t>self.pointer:#x}{resource}"
 
     @property

@@ -14,8 +14,9 @@ cdef class MemoryResource:
     cdef int own(self, Buffer buffer) except -1
     cdef int begin_owning(self, Buffer buffer) except -1
     cdef int ensure_same_kind(self, MemoryResource before) except -1
+    cdef int ensure_adoptable(self, Record source) except -1
     cdef int detached(self, Buffer buffer, Record allocation) except -1
-    cdef int adopted(self, Record allocation, Buffer buffer, MemoryResource before) except -1
+    cdef int adopted(self, Record source, Buffer buffer, MemoryResource before) except -1
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream)
 cdef int ask_python(Record record, StreamHandle* order, bint may_wait) except -1

@@ -13,6 +13,7 @@ from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._loans cimport Loan, end_loan, lend, new_loan
 from cuda.core._memory._ownership cimport (
+    CLAIM_MASK,
     EVENT_BEGIN_AUTOMATIC_RELEASE,
     EVENT_BEGIN_RELEASE,
     STATE_BORROWED,
@@ -38,6 +39,7 @@ from cuda.core._stream cimport (
 )
 
 from cuda.core._errors import OwnershipError
+from cuda.core._memory._allocation import FreeFunction
 from cuda.core._memory._array_view import ArrayView
 from cuda.core._memory._release import CloseResult
 
@@ -597,6 +599,8 @@ cdef Buffer _take(Record source, object mr, str what):
             raise ValueError(f"the memory is freed by a function, not by a resource like {mr!r} ({source.describe()})")
         after = mr
         after.ensure_same_kind(before)
+    if after is not None:
+        after.ensure_adoptable(source)
     buffer = new_buffer(0, 0, None, -1, NULL)
     hand_over(source, buffer, TAKER_MOVED, what)
     if after is not None:
@@ -647,28 +651,24 @@ cdef object _device_of(MemoryResource resource):
 cdef dict _unique = {}
 
 
-cdef int _claim_address(MemoryResource resource, Buffer buffer) except -1:
-    key = (id(resource), <size_t>buffer.pointer)
-    known = _unique.get(key)
-    owner = known() if known is not None else None
-    if owner is not None and not owner.is_closed and owner.memory_resource is resource:
-        raise OwnershipError(
-            f"{<size_t>buffer.pointer:#x} of this {type(resource).__name__} has an owner already, {owner!r}"
-        )
-    _unique[key] = weakref.ref(buffer, lambda _: _unique.pop(key, None))
+cdef Record _unique_owner(MemoryResource resource, Record record):
+    """Return who owns the address of ``record`` in ``resource`` at this moment, or None."""
+    cdef object known = _unique.get((id(resource), <size_t>record.pointer))
+    cdef Record owner = known() if known is not None else None
+    if owner is None or owner.state() != STATE_OWNED or owner.resource is not resource:
+        return None
+    if owner.word.load() & CLAIM_MASK:
+        return None  # it is being freed: from inside the deallocate the address may be given out again
+    return owner
+
+
+cdef int _enter_unique(MemoryResource resource, Record record) except -1:
+    key = (id(resource), <size_t>record.pointer)
+    _unique[key] = weakref.ref(record, lambda gone: _unique.pop(key, None) if _unique.get(key) is gone else None)
     return 0
 
 
 # --- resources ----------------------------------------------------------------------------------------------------
-
-class FreeFunction:
-    """What stands in the place of a resource where memory is freed by a function."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function):
-        self.function = function
-
 
 cdef int ask_function(Record record, StreamHandle* order, bint may_wait) except -1:
     """The deleter of ``from_handle(deallocate=)``."""
@@ -733,9 +733,16 @@ cdef class MemoryResource:
 
     cdef int own(self, Buffer buffer) except -1:
         """Let a buffer own memory that exists already. Raises before anything is taken."""
-        if buffer.size and getattr(self, "unique_addresses", False):
-            _claim_address(self, buffer)
-        return self.begin_owning(buffer)
+        cdef bint unique = buffer.size and getattr(self, "unique_addresses", False)
+        if unique and _unique_owner(self, buffer) is not None:
+            raise OwnershipError(
+                f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already, "
+                f"{_unique_owner(self, buffer).describe()}"
+            )
+        self.begin_owning(buffer)
+        if unique:
+            _enter_unique(self, buffer)
+        return 0
 
     cdef int begin_owning(self, Buffer buffer) except -1:
         buffer.begin(STATE_OWNED, None, 0)
@@ -749,11 +756,16 @@ cdef class MemoryResource:
             raise ValueError(f"mr is for device {_device_of(self)}, the memory is of device {_device_of(before)}")
         return 0
 
-    cdef int detached(self, Buffer buffer, Record allocation) except -1:
+    cdef int ensure_adoptable(self, Record source) except -1:
         return 0
 
-    cdef int adopted(self, Record allocation, Buffer buffer, MemoryResource before) except -1:
+    cdef int detached(self, Buffer buffer, Record allocation) except -1:
+        if allocation.size and getattr(self, "unique_addresses", False):
+            _enter_unique(self, allocation)
         return 0
+
+    cdef int adopted(self, Record source, Buffer buffer, MemoryResource before) except -1:
+        return self.detached(None, buffer)
 
     def allocate(self, size, *, stream):
         """Allocate memory. To be overridden.

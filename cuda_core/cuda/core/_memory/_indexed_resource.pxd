@@ -9,14 +9,16 @@ from cuda.core._stream cimport StreamHandle
 cdef class Holding:
     cdef size_t size
     cdef VirtualRange range
-    cdef object allocation      # weak reference to the Allocation, None while a buffer owns it
+    cdef object owner           # weak reference to the record that owns it, or owned it last
+    cdef bint being_freed
 
 cdef class IndexedResource(MemoryResource):
     cdef dict _holdings         # address -> Holding
     cdef int remember(self, Record record) except -1
-    cdef Holding take_out(self, uintptr_t address, VirtualRange range_)
-    cdef int put_back(self, uintptr_t address, Holding holding) except -1
+    cdef Holding begin_free(self, uintptr_t address, VirtualRange range_)
+    cdef int end_free(self, uintptr_t address, Holding holding, bint freed) except -1
+    cdef Holding _owned_holding(self, uintptr_t address)
+    cdef int _free_detached(self, uintptr_t address, size_t size, Holding holding, StreamHandle* order) except -1
     cdef int free_record(self, Record record, StreamHandle* order) except -1
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1
-    cdef int _free_detached(self, uintptr_t address, size_t size, Holding holding, StreamHandle* order) except -1
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1

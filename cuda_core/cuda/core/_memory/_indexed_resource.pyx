@@ -10,11 +10,11 @@ import weakref
 from libc.stdint cimport uintptr_t
 
 from cuda.core._driver cimport ensure_driver
-from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._allocation cimport Record, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._buffer cimport Buffer, MemoryResource, record_being_asked
-from cuda.core._memory._ownership cimport STATE_OWNED
-from cuda.core._memory._transfer cimport Allocation
+from cuda.core._memory._ownership cimport EVENT_LOSE, STATE_OWNED, TAKER_DETACHED, VERDICT_GO
+from cuda.core._memory._transfer cimport Allocation, abort_hand_over, begin_hand_over, commit_hand_over
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream cimport Stream_accept, StreamHandle, release_stream, retain_stream
 
@@ -32,45 +32,76 @@ cdef class IndexedResource(MemoryResource):
         self._holdings = {}
 
     cdef int remember(self, Record record) except -1:
-        """Enter a record that owns its address from now on. An address fresh from the driver always wins."""
-        cdef Holding holding
+        """Enter a record that owns its address from now on.
+
+        An address fresh from the driver always wins: whoever is entered there has had its memory freed behind its back,
+        and is lost.
+        """
+        cdef Holding holding, before
+        cdef Record stale
         if not record.size:
             return 0
+        before = self._holdings.get(<size_t>record.pointer)
+        if before is not None and not before.being_freed:
+            stale = before.owner()
+            if stale is not None and stale is not record and stale.state() == STATE_OWNED:
+                if stale.word != record.word and stale.apply(EVENT_LOSE) == VERDICT_GO:
+                    record_ended()
         holding = Holding.__new__(Holding)
         holding.size = record.size
         holding.range = record.range
-        if isinstance(record, Allocation):
-            holding.allocation = weakref.ref(record)
+        holding.owner = weakref.ref(record)
         self._holdings[<size_t>record.pointer] = holding
         return 0
 
-    cdef Holding take_out(self, uintptr_t address, VirtualRange range_):
-        """Remove an entry before its free: the moment the address is free, it may be another's. None if not there."""
+    cdef Holding begin_free(self, uintptr_t address, VirtualRange range_):
+        """Mark an entry before its free. None if the address is not, or no longer, the one of this record."""
         cdef Holding holding = self._holdings.get(<size_t>address)
         if holding is None or holding.range is not range_:
             return None
-        del self._holdings[<size_t>address]
+        holding.being_freed = True
         return holding
 
-    cdef int put_back(self, uintptr_t address, Holding holding) except -1:
-        if holding is not None:
-            self._holdings.setdefault(<size_t>address, holding)
+    cdef int end_free(self, uintptr_t address, Holding holding, bint freed) except -1:
+        """Remove an entry after its free, unless the address is another's by now; or go back to before."""
+        if holding is None:
+            return 0
+        holding.being_freed = False
+        if freed and self._holdings.get(<size_t>address) is holding:
+            del self._holdings[<size_t>address]
         return 0
 
+    cdef Holding _owned_holding(self, uintptr_t address):
+        """Return the entry of an address that somebody owns at this moment, or None."""
+        cdef Holding holding = self._holdings.get(<size_t>address)
+        cdef Record owner
+        if holding is None or holding.being_freed:
+            return None
+        owner = holding.owner()
+        return holding if owner is not None and owner.state() == STATE_OWNED else None
+
     cdef int own(self, Buffer buffer) except -1:
-        if buffer.size and <size_t>buffer.pointer in self._holdings:
+        if buffer.size and self._owned_holding(buffer.pointer) is not None:
             raise OwnershipError(
                 f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; two would free it twice"
             )
         self.begin_owning(buffer)
         return self.remember(buffer)
 
+    cdef int ensure_adoptable(self, Record source) except -1:
+        cdef Holding holding = self._owned_holding(source.pointer) if source.size else None
+        if holding is not None and holding.owner() is not source:
+            raise OwnershipError(f"{<size_t>source.pointer:#x} of this {type(self).__name__} has another owner")
+        return 0
+
     cdef int detached(self, Buffer buffer, Record allocation) except -1:
         return self.remember(allocation)
 
-    cdef int adopted(self, Record allocation, Buffer buffer, MemoryResource before) except -1:
+    cdef int adopted(self, Record source, Buffer buffer, MemoryResource before) except -1:
+        cdef IndexedResource other
         if before is not self:
-            (<IndexedResource>before).take_out(buffer.pointer, buffer.range)
+            other = before
+            other.end_free(buffer.pointer, other.begin_free(buffer.pointer, buffer.range), True)
         return self.remember(buffer)
 
     def deallocate(self, ptr, size, *, stream=None):
@@ -109,34 +140,46 @@ cdef class IndexedResource(MemoryResource):
         try:
             record = record_being_asked(self, address)
             if record is not None:
-                return self.free_record(record, order)
-            if not address or not bytes_:
+                self.free_record(record, order)
                 return
-            ensure_driver()
+            if not address:
+                return
             holding = self._holdings.get(<size_t>address)
-            if holding is None:
-                return self.free_unknown(address, bytes_, order)
-            self._free_detached(address, bytes_, holding, order)
+            if holding is not None and holding.being_freed:
+                raise OwnershipError(f"another call is freeing the allocation at {<size_t>address:#x}")
+            if holding is not None:
+                self._free_detached(address, bytes_, holding, order)
+            elif bytes_:
+                ensure_driver()
+                self.free_unknown(address, bytes_, order)
         finally:
             release_stream(order)
 
     cdef int _free_detached(self, uintptr_t address, size_t size, Holding holding, StreamHandle* order) except -1:
-        cdef Allocation allocation
-        if holding.allocation is None:
-            raise OwnershipError(
-                f"an open buffer owns the allocation at {<size_t>address:#x}; close the buffer instead"
-            )
+        """Free what was detached: by an Allocation that still has it, or after it was handed over or dropped."""
+        cdef Record owner = holding.owner()
+        cdef Allocation allocation = None
+        if owner is not None and owner.state() == STATE_OWNED:
+            if not isinstance(owner, Allocation):
+                raise OwnershipError(
+                    f"an open buffer owns the allocation at {<size_t>address:#x}; close the buffer instead"
+                )
+            allocation = owner
         if size != holding.size:
             raise ValueError(f"size must be {holding.size}, that of the allocation at {<size_t>address:#x}, got {size}")
-        allocation = holding.allocation()
-        if allocation is not None and allocation.state() == STATE_OWNED:
-            allocation.handed_over()
-        self._holdings.pop(<size_t>address, None)
+        if allocation is not None:
+            begin_hand_over(allocation, TAKER_DETACHED, "freed")
+        holding.being_freed = True
         try:
             self.free_holding(address, holding, order)
-        except:  # noqa: E722  it can be tried again, by anybody who knows the address
-            self.put_back(address, holding)
+        except:  # noqa: E722  it can be tried again, or adopted
+            self.end_free(address, holding, False)
+            if allocation is not None:
+                abort_hand_over(allocation)
             raise
+        self.end_free(address, holding, True)
+        if allocation is not None:
+            commit_hand_over(allocation, None, TAKER_DETACHED)
         return 0
 
     cdef int free_record(self, Record record, StreamHandle* order) except -1:

@@ -87,13 +87,15 @@ cdef int return_plain(Record record, StreamHandle* order, bint may_wait) except 
         raise
     job.order = retain_stream(order)
     job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
-    holding = resource.take_out(record.pointer, None)
+    # The entry goes when the free is queued: nobody can ask for this address any more.
+    holding = resource.begin_free(record.pointer, None)
     try:
         enqueue(job)
     except:  # noqa: E722  nothing was queued, and the record still owns it
-        resource.put_back(record.pointer, holding)
+        resource.end_free(record.pointer, holding, False)
         discard_job(job)
         raise
+    resource.end_free(record.pointer, holding, True)
     return CLOSE_QUEUED
 
 
@@ -160,12 +162,13 @@ cdef class PlainResource(IndexedResource):
         if not record.size:
             return 0
         wait_for_order(order)
-        holding = self.take_out(record.pointer, None)
+        holding = self.begin_free(record.pointer, None)
         try:
             self._free(record.pointer)
         except:  # noqa: E722  the record still owns it
-            self.put_back(record.pointer, holding)
+            self.end_free(record.pointer, holding, False)
             raise
+        self.end_free(record.pointer, holding, True)
         return 0
 
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:

@@ -4,6 +4,7 @@
 from cuda.core._driver cimport is_finalizing
 from cuda.core._memory._allocation cimport Record, record_ended
 from cuda.core._memory._ownership cimport (
+    EVENT_ABORT_TRANSFER,
     EVENT_BEGIN_GROW,
     EVENT_COMMIT_TRANSFER,
     STATE_OWNED,
@@ -15,11 +16,13 @@ from cuda.core._memory._ownership cimport (
 from cuda.core._memory._release cimport report
 from cuda.core._stream cimport streams_of
 
+from cuda.core._memory._allocation import FreeFunction
+
 __all__ = ["Allocation"]
 
 
-cdef int hand_over(Record source, Record target, int taker, str what) except -1:
-    """Make ``target`` the owner of what ``source`` owns. ``target`` is a fresh record, or None: foreign code takes it.
+cdef int begin_hand_over(Record source, int taker, str what) except -1:
+    """Claim what ``source`` owns for a transfer.
 
     Raises
     ------
@@ -29,7 +32,15 @@ cdef int hand_over(Record source, Record target, int taker, str what) except -1:
     cdef int verdict = source.apply(EVENT_BEGIN_GROW - TAKER_GROWN + taker)
     if verdict != VERDICT_GO:
         raise source.refusal(verdict, what)
-    # Claimed. Nothing from here to the commit can fail or lets another thread in.
+    return 0
+
+
+cdef void abort_hand_over(Record source) noexcept:
+    source.apply(EVENT_ABORT_TRANSFER)
+
+
+cdef void commit_hand_over(Record source, Record target, int taker) noexcept:
+    """Make ``target`` the owner of what ``source`` has claimed. None: foreign code takes it, or it was freed."""
     if target is not None:
         target.copy_recipe(source)
         source.taker_serial = target.serial
@@ -44,6 +55,12 @@ cdef int hand_over(Record source, Record target, int taker, str what) except -1:
         commit_shared_transfer(source.word, source.epoch)
     record_ended()
     source.forget()
+
+
+cdef int hand_over(Record source, Record target, int taker, str what) except -1:
+    """Claim and commit in one: nothing in between can fail."""
+    begin_hand_over(source, taker, what)
+    commit_hand_over(source, target, taker)
     return 0
 
 
@@ -123,8 +140,8 @@ cdef class Allocation(Record):
 
     @property
     def memory_resource(self):
-        """MemoryResource or None: what frees the memory. None once it was adopted or handed over."""
-        return self.resource
+        """MemoryResource or None: what frees the memory. None where a function does, and once it was taken."""
+        return None if isinstance(self.resource, FreeFunction) else self.resource
 
     @property
     def owner(self):

@@ -307,12 +307,11 @@ cdef class VirtualMemoryResource(IndexedResource):
             # Where the context is dead nothing runs any more. Virtual memory outlives it and can be returned.
             if not is_hopeless(<cydriver.CUresult><int>error.result):
                 raise
-        holding = self.take_out(base, range_)
+        holding = self.begin_free(base, range_)
         with nogil:
             done = range_.return_all(&failure)
+        self.end_free(base, holding, not range_.holds_base())
         if not done:
-            if range_.holds_base():
-                self.put_back(base, holding)
             raise error_for(failure.result, failure.function)
         self._retry_leftovers()
         return 0
@@ -329,20 +328,27 @@ cdef class VirtualMemoryResource(IndexedResource):
             raise
         job.order = retain_stream(order)
         job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
-        holding = self.take_out(range_.base, range_)
+        holding = self.begin_free(range_.base, range_)
         range_.give_parts_away(parts)
         try:
             enqueue(job)
         except:
             range_.take_parts_back(parts)
-            self.put_back(range_.base, holding)
+            self.end_free(range_.base, holding, False)
             discard_job(job)
             raise
+        self.end_free(range_.base, holding, True)
         return CLOSE_QUEUED
 
     cdef int begin_owning(self, Buffer buffer) except -1:
-        """Own memory that exists: one reservation with one mapping of exactly the buffer's address and size."""
-        cdef VirtualRange range_ = VirtualRange.__new__(VirtualRange)
+        """Own memory that exists: a range of this resource that was handed over and comes back, or else one
+        reservation with one mapping of exactly the buffer's address and size."""
+        cdef Holding known = self._holdings.get(<size_t>buffer.pointer) if buffer.size else None
+        cdef VirtualRange range_
+        if known is not None and not known.being_freed and known.size == buffer.size and not known.range.is_empty():
+            buffer.begin(STATE_OWNED, known.range, known.range.word.load() >> 40)
+            return 0
+        range_ = VirtualRange.__new__(VirtualRange)
         range_.word.store(fresh(STATE_OWNED, 0))
         if buffer.size:
             range_.adopt(buffer.pointer, buffer.size)
@@ -491,7 +497,7 @@ cdef class VirtualMemoryResource(IndexedResource):
 
         # Committed: from here on the new buffer owns everything, whatever else happens.
         if base:
-            self.take_out(base, range_)
+            self.end_free(base, self.begin_free(base, range_), True)
         new.pointer = range_.base
         new.kept_by_collector = old.kept_by_collector
         old.taker_serial = new.serial
