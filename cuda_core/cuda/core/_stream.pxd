@@ -24,6 +24,7 @@ cdef StreamHandle* retain_stream(StreamHandle* handle) noexcept nogil
 cdef void release_stream(StreamHandle* handle) noexcept nogil
 cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil
 cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil
+cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil
 cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil
 cdef StreamHandle* add_stream(StreamHandle* handle, StreamHandle* added) except NULL
 cdef tuple streams_of(StreamHandle* handle)

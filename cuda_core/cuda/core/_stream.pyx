@@ -99,7 +99,21 @@ cdef cydriver.CUresult _enter(StreamHandle* handle, bint* pushed, const char** f
         function[0] = b"cuCtxPushCurrent"
         result = cydriver.cuCtxPushCurrent(handle.context)
         pushed[0] = result == cydriver.CUresult.CUDA_SUCCESS
+        if result == cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+            result = cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED  # it was one when it was recorded
     return result
+
+
+cdef bint _is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil:
+    """Whether an answer says that the stream itself is no more: destroyed by its owner, or with its context.
+
+    Nothing of it is left to wait for. The tokens of the default streams are never gone by themselves.
+    """
+    return handle.kind in (STREAM_OWNED, STREAM_FOREIGN) and result in (
+        cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
+        cydriver.CUresult.CUDA_ERROR_INVALID_HANDLE,
+        cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    )
 
 
 cdef cydriver.CUstream _as_seen_here(StreamHandle* handle) noexcept nogil:
@@ -142,6 +156,8 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
         # The legacy stream waits for every blocking stream, and one of those is being captured.
         capturing[0] = True
         return cydriver.CUresult.CUDA_SUCCESS
+    if _is_gone(handle, result):
+        return cydriver.CUresult.CUDA_SUCCESS
     capturing[0] = status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     return result
 
@@ -155,7 +171,7 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
     if handle.kind == STREAM_SET:
         for member in range(handle.member_count):
             result = wait_for_stream(handle.members[member], function)
-            if result != cydriver.CUresult.CUDA_SUCCESS:
+            if result != cydriver.CUresult.CUDA_SUCCESS and not _is_gone(handle.members[member], result):
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
     result = _enter(handle, &pushed, function)
@@ -171,6 +187,11 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     _leave(pushed)
     return result
+
+
+cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil:
+    """Whether a failed wait means that there is nothing left to wait for."""
+    return _is_gone(handle, result)
 
 
 cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil:
@@ -202,6 +223,8 @@ cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const ch
     _leave(pushed)
     if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
         return cydriver.CUresult.CUDA_SUCCESS
+    if _is_gone(handle, result):
+        result = cydriver.CUresult.CUDA_SUCCESS
     idle[0] = result == cydriver.CUresult.CUDA_SUCCESS
     return result
 

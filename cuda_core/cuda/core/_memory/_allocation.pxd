@@ -24,6 +24,7 @@ cdef class Record:
     cdef int device_id
     cdef uint16_t generation        # of forks, when the record began
     cdef uint8_t left_to            # who took over what a range holds, once its epoch has passed this record's
+    cdef uint8_t counted            # among the records that must still return something
     cdef uint8_t reported            # that it was dropped and could not be returned
     cdef uint8_t kept_by_collector    # a collection must not free it
     cdef uintptr_t pointer
@@ -51,4 +52,4 @@ cdef class Record:
     cdef void forget(self) noexcept
     cdef str describe(self)
 
-cdef void record_ended() noexcept nogil
+cdef void record_ended(Record record) noexcept

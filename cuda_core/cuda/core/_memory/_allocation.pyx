@@ -45,9 +45,11 @@ def live_memory():
     return counts
 
 
-cdef void record_ended() noexcept nogil:
-    """Count one record less: what it owned was returned, or passed to loans or to another record."""
-    _live.fetch_sub(1)
+cdef void record_ended(Record record) noexcept:
+    """Count one record less: what it owned was returned, lost, or passed to another record."""
+    if record.counted:
+        record.counted = 0
+        _live.fetch_sub(1)
 
 
 class FreeFunction:
@@ -73,8 +75,7 @@ cdef class Record:
         self.serial = _serial.fetch_add(1) + 1
 
     def __dealloc__(self):
-        if self.state() == STATE_OWNED:
-            _live.fetch_sub(1)  # lost on purpose: its release failed, or the interpreter is going
+        record_ended(self)  # counted still if its release failed, or the interpreter is going
         release_stream(self.stream)
         self.stream = NULL
 
@@ -87,6 +88,7 @@ cdef class Record:
             self.word = &range.word
             self.epoch = epoch
         if state == STATE_OWNED:
+            self.counted = 1
             _live.fetch_add(1)
 
     cdef bint is_lost(self) noexcept nogil:

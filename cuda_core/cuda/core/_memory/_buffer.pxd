@@ -10,6 +10,7 @@ cdef class Buffer(Record):
 
 cdef class MemoryResource:
     cdef Deleter deleter
+    cdef bint indexed           # frees by an address that it knows: its own deallocate must find the record
     cdef object __weakref__
     cdef int own(self, Buffer buffer) except -1
     cdef int begin_owning(self, Buffer buffer) except -1

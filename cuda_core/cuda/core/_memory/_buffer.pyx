@@ -38,7 +38,7 @@ from cuda.core._stream cimport (
     stream_for_python,
 )
 
-from cuda.core._errors import OwnershipError
+from cuda.core._errors import CUDAError, OwnershipError
 from cuda.core._memory._allocation import FreeFunction
 from cuda.core._memory._array_view import ArrayView
 from cuda.core._memory._release import CloseResult
@@ -206,7 +206,12 @@ cdef class Buffer(Record):
             If the buffer is BORROWED, closed, or being released or moved by another call.
         """
         cdef MemoryResource resource = self.resource if isinstance(self.resource, MemoryResource) else None
-        cdef Record allocation = detach(self)
+        cdef Record allocation
+        cdef int where = (<Record>self).device_id
+        if where < 0 and self.state() == STATE_OWNED:
+            where = _device_of_memory(self)
+        allocation = detach(self)
+        allocation.device_id = where
         if resource is not None:
             resource.detached(self, allocation)
         return allocation
@@ -377,6 +382,7 @@ cdef class Buffer(Record):
         For memory whose free has to happen at a place that the program decides, such as a collective one. A resource
         can say so for all its buffers by an attribute of the same name.
         """
+        self.ensure_usable()
         return not self.kept_by_collector and bool(getattr(self.resource, "release_on_collection", True))
 
     @release_on_collection.setter
@@ -583,6 +589,14 @@ cdef bint _is_host_accessible(Buffer buffer) except -1:
     return source.is_host_accessible if source is not None else _pointer_attributes(buffer)[2]
 
 
+cdef int _device_of_memory(Buffer buffer) except? -2:
+    """Return the device of memory whose record does not say it, or -1 where nobody knows."""
+    try:
+        return buffer.device_id
+    except (CUDAError, RuntimeError, TypeError):
+        return -1
+
+
 cdef Buffer _take(Record source, object mr, str what):
     """Make a new buffer the owner of what ``source`` owns, freed by ``mr`` if one is given."""
     cdef MemoryResource before = source.resource if isinstance(source.resource, MemoryResource) else None
@@ -680,7 +694,7 @@ cdef int ask_python(Record record, StreamHandle* order, bint may_wait) except -1
     """The deleter of Python-defined resources: ask ``deallocate``, once, with the size that was allocated."""
     cdef Stream stream = stream_for_python(order)
     cdef object thread, outer
-    if record.range is None:
+    if not (<MemoryResource>record.resource).indexed:
         record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
         return 0
     # A subclass of a built-in resource: its deallocate will call the built-in one, which must find this record.

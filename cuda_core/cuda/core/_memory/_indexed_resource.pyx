@@ -30,6 +30,7 @@ cdef class IndexedResource(MemoryResource):
 
     def __cinit__(self, *args, **kwargs):
         self._holdings = {}
+        self.indexed = True
 
     cdef int remember(self, Record record) except -1:
         """Enter a record that owns its address from now on.
@@ -46,7 +47,7 @@ cdef class IndexedResource(MemoryResource):
             stale = before.owner()
             if stale is not None and stale is not record and stale.state() == STATE_OWNED:
                 if stale.word != record.word and stale.apply(EVENT_LOSE) == VERDICT_GO:
-                    record_ended()
+                    record_ended(stale)
         holding = Holding.__new__(Holding)
         holding.size = record.size
         holding.range = record.range

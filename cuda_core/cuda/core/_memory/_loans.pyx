@@ -7,16 +7,15 @@ what was held passes to the loans, and the last one to end answers for the free.
 
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._ownership cimport (
-    EVENT_ABORT_TRANSFER,
-    EVENT_BEGIN_GROW,
+    CLAIM_MASK,
     EVENT_END_LOAN,
     EVENT_LEND,
+    LOANS_MASK,
     VERDICT_GO,
     VERDICT_LAST_LOAN,
-    step,
 )
 from cuda.core._memory._release cimport finish_loans, must_queue, report
-from cuda.core._memory._virtual_range cimport Failure, VirtualRange, parts_are_empty
+from cuda.core._memory._virtual_range cimport Failure, Parts, VirtualRange, move_parts, parts_are_empty, return_parts
 
 
 cdef int lend(Record record, str what) except -1:
@@ -47,26 +46,26 @@ cdef int _return_left_addresses(Record record) except -1:
     """Return the addresses that a grow has left and that loans kept, now that nobody looks at them."""
     cdef VirtualRange range_ = record.range
     cdef Failure failure
+    cdef Parts left
     cdef bint done
-    cdef int epoch
-    if parts_are_empty(&range_.retired):
+    if parts_are_empty(&range_.retired) or range_.word.load() & CLAIM_MASK:
+        return 0  # whoever has the claim returns them
+    if must_queue(range_.left_order):
+        return 0  # not without waiting; the close of the buffer returns them
+    if range_.word.load() & (CLAIM_MASK | LOANS_MASK):
         return 0
-    # The range is not this record's any more. Its present holder claims nothing at this moment, or the claim fails and
-    # whoever has it returns these addresses.
-    epoch = range_.word.load() >> 40
-    if step(&range_.word, epoch, EVENT_BEGIN_GROW) != VERDICT_GO:
-        return 0
-    try:
-        if must_queue(range_.left_order):
-            return 0  # not without waiting; the close of the buffer returns them
-        failure.function = NULL
-        with nogil:
-            done = range_.return_retired(&failure)
-        if not done:
-            report(f"addresses that a grow has left could not be returned: {failure.function.decode()} was refused. "
-                   "The close of the grown buffer tries again.")
-    finally:
-        step(&range_.word, epoch, EVENT_ABORT_TRANSFER)
+    # Unclaimed, and claims begin under the GIL, which is held until the parts are out of the range: no claim is needed,
+    # and a close or a lend at this moment finds the buffer free.
+    move_parts(&range_.retired, &left)
+    failure.function = NULL
+    with nogil:
+        done = return_parts(&left, &failure)
+    if not done:
+        move_parts(&left, &range_.late)
+        report(
+            f"addresses that a grow has left could not be returned: {failure.function.decode()} was refused. The close "
+            "of the grown buffer tries again."
+        )
     return 0
 
 

@@ -37,6 +37,7 @@ from cuda.core._stream cimport (
     release_stream,
     retain_stream,
     stream_is_capturing,
+    stream_is_gone,
     stream_is_idle,
     wait_for_stream,
 )
@@ -110,6 +111,7 @@ cdef int release(Record record, int event, StreamHandle* order, bint may_wait) e
                 heir = Record.__new__(Record)
             heir.copy_recipe(record)
             heir.serial = record.serial
+            heir.counted, record.counted = record.counted, 0
             heir.range, heir.word, heir.epoch = record.range, record.word, record.epoch
             record.range.heir = heir
             record.forget()
@@ -132,8 +134,9 @@ cdef int _run_deleter(Record record, StreamHandle* order, bint may_wait) except 
     except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
         record.set_claiming_thread(0)
         if isinstance(error, CUDAError) and is_hopeless(<cydriver.CUresult><int>error.result):
+            error.lost_context = _context_of(record)
             record.apply(EVENT_LOSE)
-            record_ended()
+            record_ended(record)
             record.forget()
         else:
             record.apply(EVENT_ABORT_RELEASE)
@@ -142,7 +145,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, bint may_wait) except 
         release_stream(order)
     record.set_claiming_thread(0)
     record.apply(EVENT_COMMIT_RELEASE)
-    record_ended()
+    record_ended(record)
     record.forget()
     return outcome
 
@@ -197,14 +200,24 @@ cdef bint _is_kept(Record record) except -1:
     return record.kept_by_collector or not getattr(record.resource, "release_on_collection", True)
 
 
-cdef set _lost_contexts = set()  # of (device, result): what was reported once for each
+cdef set _lost_contexts = set()  # what was reported, once for each
+
+
+cdef size_t _context_of(Record record) noexcept:
+    """Return the context that the record's release belongs to, as far as it is known."""
+    cdef cydriver.CUcontext context = NULL
+    if record.stream != NULL and record.stream.context != NULL:
+        return <size_t>record.stream.context
+    if cydriver.cuCtxGetCurrent(&context) != cydriver.CUresult.CUDA_SUCCESS:
+        return 0
+    return <size_t>context
 
 
 cdef int _report_failed(Record record, object error, str what) except -1:
     record.reported = True
     if isinstance(error, CUDAError) and is_hopeless(<cydriver.CUresult><int>error.result):
         # Every buffer of a dead context fails in the same way. One report tells as much as a thousand.
-        key = (record.device_id, error.result)
+        key = getattr(error, "lost_context", 0)
         if key in _lost_contexts:
             return 0
         _lost_contexts.add(key)
@@ -261,7 +274,8 @@ cdef int wait_for_order(StreamHandle* order) except -1:
     ensure_not_capturing(order)
     with nogil:
         result = wait_for_stream(order, &function)
-    check(result, function)
+    if not stream_is_gone(order, result):
+        check(result, function)
     return 0
 
 

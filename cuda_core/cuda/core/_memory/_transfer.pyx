@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handing an allocation over: from one record to another, and ``Allocation``, which carries it out of all buffers."""
 
+cimport cython
+
 from cuda.core._driver cimport is_finalizing
 from cuda.core._memory._allocation cimport Record, record_ended
 from cuda.core._memory._ownership cimport (
@@ -16,6 +18,7 @@ from cuda.core._memory._ownership cimport (
 from cuda.core._memory._release cimport report
 from cuda.core._stream cimport streams_of
 
+from cuda.core._errors import OwnershipError
 from cuda.core._memory._allocation import FreeFunction
 
 __all__ = ["Allocation"]
@@ -29,7 +32,12 @@ cdef int begin_hand_over(Record source, int taker, str what) except -1:
     OwnershipError, BufferError
         If the machine refuses. Nothing has changed then.
     """
-    cdef int verdict = source.apply(EVENT_BEGIN_GROW - TAKER_GROWN + taker)
+    cdef int verdict
+    if source.range is not None and source.range.partly_returned and source.state() == STATE_OWNED:
+        raise OwnershipError(
+            f"a close that failed has returned a part of the memory; close it again ({source.describe()})"
+        )
+    verdict = source.apply(EVENT_BEGIN_GROW - TAKER_GROWN + taker)
     if verdict != VERDICT_GO:
         raise source.refusal(verdict, what)
     return 0
@@ -53,7 +61,7 @@ cdef void commit_hand_over(Record source, Record target, int taker) noexcept:
         if target is not None:
             target.begin(STATE_OWNED, source.range, source.epoch + 1)
         commit_shared_transfer(source.word, source.epoch)
-    record_ended()
+    record_ended(source)
     source.forget()
 
 
@@ -70,6 +78,8 @@ cdef Allocation detach(Record source):
     return allocation
 
 
+# No gc_clear: what is reported at the end names the resource.
+@cython.no_gc_clear
 cdef class Allocation(Record):
     """An allocation that no buffer owns: what :meth:`Buffer.detach` returns.
 
@@ -104,7 +114,8 @@ cdef class Allocation(Record):
     def __reduce_ex__(self, protocol):
         raise TypeError("an Allocation cannot be pickled: it stands for one allocation of this process")
 
-    def __del__(self):
+    def __dealloc__(self):
+        # Not in __del__: in a cycle, the finalizer of a resource may still free this allocation.
         if self.state() != STATE_OWNED or is_finalizing():
             return
         self.reported = True

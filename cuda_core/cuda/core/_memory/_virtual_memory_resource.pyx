@@ -308,6 +308,7 @@ cdef class VirtualMemoryResource(IndexedResource):
             if not is_hopeless(<cydriver.CUresult><int>error.result):
                 raise
         holding = self.begin_free(base, range_)
+        range_.gather_late()
         with nogil:
             done = range_.return_all(&failure)
         self.end_free(base, holding, not range_.holds_base())
@@ -329,6 +330,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         job.order = retain_stream(order)
         job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
         holding = self.begin_free(range_.base, range_)
+        range_.gather_late()
         range_.give_parts_away(parts)
         try:
             enqueue(job)
@@ -504,7 +506,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         old.left_to = TAKER_GROWN
         new.begin(STATE_OWNED, range_, old.epoch + 1)
         commit_shared_transfer(old.word, old.epoch)
-        record_ended()
+        record_ended(old)
         old.forget()
         self.remember(new)
         if moved:

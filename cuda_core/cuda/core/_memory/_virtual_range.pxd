@@ -59,6 +59,7 @@ cdef class VirtualRange:
     cdef unsigned long claimant
     cdef Parts parts
     cdef Parts retired
+    cdef Parts late             # retired ones that could not be returned without a claim; touched under the GIL only
     cdef bint _counted
     cdef void _count(self) noexcept nogil
     cdef void _undo(self, Parts* scratch) noexcept nogil
@@ -73,6 +74,7 @@ cdef class VirtualRange:
                            Failure* failure) noexcept nogil
     cdef bint move(self, size_t new_capacity, size_t alignment, CUdeviceptr hint, ChunkRequest* request,
                    Failure* failure) noexcept nogil
+    cdef void gather_late(self) noexcept
     cdef bint return_retired(self, Failure* failure) noexcept nogil
     cdef bint return_all(self, Failure* failure) noexcept nogil
     cdef void adopt(self, CUdeviceptr base, size_t size) noexcept nogil

@@ -203,6 +203,15 @@ cdef class VirtualRange:
 
     def __dealloc__(self):
         release_stream(self.left_order)
+        # Nobody can return what is left here: it was given away, or lost, and was told of when that happened.
+        self.gather_late()
+        move_parts(&self.retired, &self.parts)
+        _live_references.fetch_sub(self.parts.references.size())
+        self.abandon()
+
+    cdef void gather_late(self) noexcept:
+        """Put what is left of earlier attempts back among the retired parts. The caller holds the claim."""
+        move_parts(&self.late, &self.retired)
 
     cdef void _count(self) noexcept nogil:
         """Count the range while it holds anything. An emptied one may live on in a closed buffer."""
@@ -336,6 +345,7 @@ cdef class VirtualRange:
         _live_mappings.fetch_sub(self.parts.mappings.size())
         self.parts.reservations.clear()
         self.parts.mappings.clear()
+        self.parts.references.clear()
         self._count()
 
     cdef bint holds_base(self) noexcept nogil:
@@ -373,4 +383,4 @@ cdef class VirtualRange:
         return True
 
     cdef bint is_empty(self) noexcept nogil:
-        return parts_are_empty(&self.parts) and parts_are_empty(&self.retired)
+        return parts_are_empty(&self.parts) and parts_are_empty(&self.retired) and parts_are_empty(&self.late)
