@@ -49,11 +49,13 @@ Place place_of(Address address) {
             if (import == pool->imports.begin())
                 return place;
             --import;
-            if (address >= import->first + import->second)
+            if (address >= import->first + import->second.bytes)
                 return place;
             place.kind = PlaceKind::Pool;
             place.base = import->first;
-            place.size = import->second;
+            place.size = import->second.bytes;
+            place.freed = import->second.freed;
+            place.id = import->second.id;
             place.device = pool->device;
             place.pool = pool;
             return place;

@@ -128,12 +128,28 @@ std::uint32_t take_freeing(Pool &pool, Stream &stream, std::uint32_t units) {
 }
 
 // The memory stays the exporter's.
-bool end_import(Pool &pool, Address address) {
-    if (!pool.imports.erase(address))
-        return false;
+void end_import(Pool &pool, std::map<Address, Import>::iterator import) {
+    pool.imports.erase(import);
     --pool.occupied;
     if (pool.destroyed && pool.occupied == 0)
         end_pool(pool);
+}
+
+bool free_import(Lock &lock, Pool &pool, Stream &stream, Address address) {
+    auto found = pool.imports.find(address);
+    if (found == pool.imports.end() || found->second.freed)
+        return false;
+    found->second.freed = true;
+    Work work;
+    work.kind = WorkKind::PoolFree;
+    work.run = [&pool, address, id = found->second.id] {
+        auto import = pool.imports.find(address);
+        // Imported again, or freed with its context: nothing is left to do.
+        if (import != pool.imports.end() && import->second.id == id)
+            end_import(pool, import);
+        return CUDA_SUCCESS;
+    };
+    submit(lock, stream, std::move(work));
     return true;
 }
 
@@ -242,7 +258,7 @@ CUresult pool_allocate(Pool &pool, Stream &stream, std::size_t bytes, Address &a
 
 bool pool_free(Lock &lock, Pool &pool, Stream &stream, Address address) {
     if (pool.imported)
-        return end_import(pool, address);
+        return free_import(lock, pool, stream, address);
     std::uint32_t index = live_block(pool, address);
     if (!index)
         return false;
@@ -274,8 +290,13 @@ bool pool_free(Lock &lock, Pool &pool, Stream &stream, Address address) {
 }
 
 bool pool_free_now(Pool &pool, Address address) {
-    if (pool.imported)
-        return end_import(pool, address);
+    if (pool.imported) {
+        auto import = pool.imports.find(address);
+        if (import == pool.imports.end() || import->second.freed)
+            return false;
+        end_import(pool, import);
+        return true;
+    }
     std::uint32_t index = live_block(pool, address);
     if (!index)
         return false;

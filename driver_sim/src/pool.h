@@ -10,6 +10,12 @@ namespace sim {
 constexpr std::size_t pool_unit = 256;                        // alignment of allocations
 constexpr std::size_t pool_chunk = std::size_t(32) << 20;     // in which a pool takes and returns memory
 
+struct Import {  // a pointer of another process
+    std::size_t bytes = 0;
+    std::uint64_t id = 0;
+    bool freed = false;  // the free waits in a queue
+};
+
 struct Pool {
     CUmemPoolProps properties{};
     Device *device = nullptr;  // null for pools at the host, and managed ones without a place
@@ -33,7 +39,7 @@ struct Pool {
     bool destroyed = false;     // by the program; it stays until the last allocation is gone
     bool imported = false;      // from another process, or from this one
     std::uint64_t identity = 0;             // in all processes that share it
-    std::map<Address, std::size_t> imports;  // pointers imported, when the pool is
+    std::map<Address, Import> imports;      // pointers imported, when the pool is
     int descriptor = -1;        // of its memory, when it can be shared
 
     bool managed() const { return properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED; }

@@ -154,8 +154,12 @@ DRIVER_CALL("cuMemPoolImportPointer", cuMemPoolImportPointer, 11020,
         ticket.sum != ticket.right_sum() || ticket.offset >= p->span || ticket.bytes > p->span - ticket.offset)
         return CUDA_ERROR_INVALID_VALUE;
     Address address = p->base + ticket.offset;
-    if (p->imports.emplace(address, std::size_t(ticket.bytes)).second)
+    // The same pointer imported twice is one import, which the first free ends.
+    auto [import, is_new] = p->imports.try_emplace(address);
+    if (is_new)
         ++p->occupied;
+    if (is_new || import->second.freed)
+        import->second = {std::size_t(ticket.bytes), driver().next_id++, false};
     *ptr_out = address;
     return CUDA_SUCCESS;
 }

@@ -261,9 +261,12 @@ void forget_work(Context &context) {
     for (Stream *stream : busy) {
         if (stream->context != &context)
             continue;
-        for (Work &work : stream->queue)
+        for (Work &work : stream->queue) {
             if (work.kind == WorkKind::Record)
                 work.marker->done = true;
+            else if (work.kind == WorkKind::PoolFree)
+                work.run();  // the pool outlives the context
+        }
         stream->queue.clear();
         settle(*stream);
     }

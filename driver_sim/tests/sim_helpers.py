@@ -51,8 +51,10 @@ def properties_of_chunk():
     return properties
 
 
-def make_pool():
+def make_pool(shareable=False):
     properties = cu.CUmemPoolProps()
+    if shareable:
+        properties.handleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     return ok(cu.cuMemPoolCreate(properties))

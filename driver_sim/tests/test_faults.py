@@ -84,9 +84,9 @@ def test_host_access_faults(what, access):
     assert run_test_program(TOUCH, what, access, returncode=-signal.SIGSEGV) == "before\n"
 
 
-# The rule: a kind of address is handed out upwards from one stretch, and what was freed comes back only when
-# the rest of the stretch has been used. Two things are outside of it: an address that is asked for and free is
-# given, and a pool hands its own memory out again in stream order, as the device does.
+# The rule: a kind of address is handed out upwards from one stretch, and what was freed comes back only
+# when the rest of the stretch has been used. Two things are outside of it: an address that is asked for and
+# free is given, and a pool hands its own memory out again in stream order, as the device does.
 
 
 @pytest.mark.parametrize("kind", ["plain", "host", "managed", "virtual", "pool"])

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 import cuda_driver_sim as sim
-from sim_helpers import cu, ok
+from sim_helpers import cu, ok, run_test_program
 
 ATTRIBUTE = cu.CUmemPool_attribute
 
@@ -132,3 +132,20 @@ def test_allocations_never_overlap_and_every_byte_comes_back(seed, pool, stream)
         ok(cu.cuMemFreeAsync(start, stream))
     ok(cu.cuMemPoolTrimTo(pool, 0))
     assert (used(pool), reserved(pool)) == (0, 0)
+
+
+FREE_AND_RESET = """
+from sim_helpers import *
+start()
+pool = make_pool(); stream = ok(cu.cuStreamCreate(1))
+pointer = ok(cu.cuMemAllocFromPoolAsync(4096, pool, stream))
+with sim.hold():
+    ok(cu.cuMemFreeAsync(pointer, stream))
+    ok(cu.cuDevicePrimaryCtxReset(0))
+ok(cu.cuMemPoolDestroy(pool))
+print(sim.live())
+"""
+
+
+def test_a_free_that_waits_when_its_context_ends_has_happened():
+    assert run_test_program(FREE_AND_RESET) == "{}\n"

@@ -9,7 +9,7 @@ from multiprocessing import reduction
 import pytest
 
 import cuda_driver_sim as sim
-from sim_helpers import GRANULE, Mapped, cu, ok, read, read_write
+from sim_helpers import GRANULE, Mapped, cu, make_pool, ok, read, read_write
 
 FILE_DESCRIPTOR = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -108,3 +108,28 @@ def test_an_event_is_seen_by_the_other_process(child, stream):
         ok(cu.cuStreamSynchronize(stream))
         assert pipe.recv() == cu.CUresult.CUDA_SUCCESS
     ok(cu.cuEventDestroy(event))
+
+
+def test_freeing_an_imported_pointer_is_ordered_by_its_stream(stream, other_stream):
+    pool = make_pool(shareable=True)
+    pointer = ok(cu.cuMemAllocFromPoolAsync(64, pool, stream))
+    descriptor = int(ok(cu.cuMemPoolExportToShareableHandle(pool, FILE_DESCRIPTOR, 0)))
+    imported = ok(cu.cuMemPoolImportFromShareableHandle(descriptor, FILE_DESCRIPTOR, 0))
+    os.close(descriptor)
+    data = ok(cu.cuMemPoolExportPointer(pointer))
+    there = ok(cu.cuMemPoolImportPointer(imported, data))
+    with sim.hold():
+        ok(cu.cuMemsetD8Async(there, 7, 64, stream))
+        ok(cu.cuMemFreeAsync(there, stream))
+        assert cu.cuMemsetD8Async(there, 8, 64, stream)[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE
+        assert cu.cuMemFreeAsync(there, stream)[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE
+        # Imported once more before the free has run, it is another import.
+        assert int(ok(cu.cuMemPoolImportPointer(imported, data))) == int(there)
+        ok(cu.cuStreamSynchronize(stream))
+    assert read(pointer, 64) == bytes([7]) * 64
+    ok(cu.cuMemsetD8Async(there, 9, 64, other_stream))
+    ok(cu.cuMemFreeAsync(there, other_stream))
+    ok(cu.cuMemPoolDestroy(imported))
+    assert read(pointer, 64) == bytes([9]) * 64
+    ok(cu.cuMemFreeAsync(pointer, stream))
+    ok(cu.cuMemPoolDestroy(pool))
