@@ -42,7 +42,7 @@ def choose_driver(choice):
         return "the installed driver"
     import cuda_driver_sim
 
-    cuda_driver_sim.activate()
+    cuda_driver_sim.activate(real=False)
     return "the simulated driver"
 
 

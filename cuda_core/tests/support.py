@@ -142,19 +142,35 @@ _HOME_SIZE = 64 << 30
 _home = []
 
 
-def open_stretch(granules):
-    """Return the address of a stretch that is free now and where the driver honours hints."""
+def _granted(address, granules):
+    """Tell whether the driver honours this hint, and give the addresses back."""
+    granted = take(address, granules * GRANULE) is not None
+    if granted:
+        free_addresses(address, granules * GRANULE)
+    return granted
+
+
+def _stretches(granules):
+    """Addresses where so many granules may be free: where the driver puts small and large reservations, below those,
+    and where it put one when the process began.
+    """
     size = granules * GRANULE
-    address = reserve(size)
-    free_addresses(address, size)
-    if take(address, GRANULE) is not None:
-        free_addresses(address, GRANULE)
-        return address
-    # After a while a real driver hands out addresses where it ignores hints. Where it began it still honours them.
-    for place in range(_home[0], _home[0] + _HOME_SIZE - size, size):
-        if take(place, size) is not None:
-            free_addresses(place, size)
-            return place
+    for count in (granules, 1, 8, 64):
+        address = reserve(count * GRANULE)
+        free_addresses(address, count * GRANULE)
+        yield from (address, address - size, address - 4 * size)
+    yield from range(_home[0], _home[0] + _HOME_SIZE - size, size)
+
+
+def open_stretch(granules):
+    """Return the address of a stretch that is free now and where the driver honours hints.
+
+    After a while a real driver ignores hints in some places, and whether it does depends on the size, too.
+    """
+    counts = {granules, granules - 1, granules // 2, *(2**n for n in range(8) if 2**n < granules)}
+    for address in _stretches(granules):
+        if all(_granted(address, count) for count in counts) and _granted(address + GRANULE, 1):
+            return address
     raise RuntimeError("no stretch of addresses in which the driver honours hints")
 
 
@@ -169,12 +185,13 @@ def find_home():
 def blocked(buffer):
     """Occupy the addresses behind all that `buffer` may grow into, so that a grow has to move."""
     behind = buffer.handle + buffer.capacity
-    taken = take(behind, GRANULE)  # None: the driver grants them to nobody, which blocks as well
+    # A real driver may grant a size there and not another. None of them: nobody gets it, which blocks as well.
+    count = next((n for n in (1, 2, 4, 8, 16) if take(behind, n * GRANULE) is not None), 0)
     try:
         yield
     finally:
-        if taken is not None:
-            free_addresses(taken, GRANULE)
+        if count:
+            free_addresses(behind, count * GRANULE)
 
 
 @contextlib.contextmanager
