@@ -186,7 +186,7 @@ cdef class Record:
     cdef str describe(self):
         resource = ""
         if isinstance(self.resource, FreeFunction):
-            resource = f" freed by {self.resource.function!r}"
+            resource = f" freed by {getattr(self.resource, 'function', 'a function')!r}"
         elif self.resource is not None:
             resource = f" of {type(self.resource).__name__}"
         return f"buffer #{self.serial}, {self.size} bytes at {<size_t>self.pointer:#x}{resource}"

@@ -214,6 +214,7 @@ cdef class Buffer(Record):
         allocation.device_id = where
         if resource is not None:
             resource.detached(self, allocation)
+        self.forget()
         return allocation
 
     @staticmethod
@@ -592,7 +593,7 @@ cdef bint _is_host_accessible(Buffer buffer) except -1:
 cdef int _device_of_memory(Buffer buffer) except? -2:
     """Return the device of memory whose record does not say it, or -1 where nobody knows."""
     try:
-        return buffer.device_id
+        return (<object>buffer).device_id  # the property, not the field of the same name
     except (CUDAError, RuntimeError, TypeError):
         return -1
 
@@ -621,6 +622,7 @@ cdef Buffer _take(Record source, object mr, str what):
         buffer.resource = after
         buffer.deleter = after.deleter
         after.adopted(source, buffer, before)
+    source.forget()
     return buffer
 
 

@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._buffer cimport Buffer, MemoryResource
+from cuda.core._memory._transfer cimport Slot
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream cimport StreamHandle
+
+cdef enum Holder:
+    HELD_BY_NOBODY = 0
+    HELD_BY_BUFFER = 1
+    HELD_BY_ALLOCATION = 2
+    HELD_BY_LOANS = 3
 
 cdef class Holding:
     cdef size_t size
     cdef VirtualRange range
-    cdef object owner           # weak reference to the record that owns it, or owned it last
+    cdef uint64_t serial        # of the record that owns it, or owned it last
+    cdef object owner           # weak reference to that record
+    cdef Slot slot              # the way to it where it is an Allocation
     cdef bint being_freed
+    cdef Record record(self)
+    cdef Holder holder(self)
 
 cdef class IndexedResource(MemoryResource):
     cdef dict _holdings         # address -> Holding
     cdef int remember(self, Record record) except -1
-    cdef Holding begin_free(self, uintptr_t address, VirtualRange range_)
+    cdef Holding begin_free(self, uintptr_t address, Record record)
     cdef int end_free(self, uintptr_t address, Holding holding, bint freed) except -1
     cdef Holding _owned_holding(self, uintptr_t address)
     cdef int _free_detached(self, uintptr_t address, size_t size, Holding holding, StreamHandle* order) except -1

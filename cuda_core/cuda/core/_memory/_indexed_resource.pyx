@@ -7,15 +7,24 @@ finds everything it needs in the record.
 
 import weakref
 
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._driver cimport ensure_driver
 from cuda.core._memory._allocation cimport Record, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._buffer cimport Buffer, MemoryResource, record_being_asked
-from cuda.core._memory._ownership cimport EVENT_LOSE, STATE_OWNED, TAKER_DETACHED, VERDICT_GO
-from cuda.core._memory._transfer cimport Allocation, abort_hand_over, begin_hand_over, commit_hand_over
-from cuda.core._memory._virtual_range cimport VirtualRange
+from cuda.core._memory._ownership cimport (
+    CLAIM_MASK,
+    EVENT_LOSE,
+    LOANS_MASK,
+    STATE_MASK,
+    STATE_OWNED,
+    STATE_TRANSFERRED,
+    TAKER_DETACHED,
+    TAKER_LOANS,
+    VERDICT_GO,
+)
+from cuda.core._memory._transfer cimport Allocation, Slot, abort_hand_over, begin_hand_over, commit_hand_over
 from cuda.core._stream cimport Stream_accept, StreamHandle, release_stream, retain_stream
 
 from cuda.core._errors import OwnershipError
@@ -23,6 +32,28 @@ from cuda.core._errors import OwnershipError
 
 cdef class Holding:
     """One address of a resource: how large, and who has it."""
+
+    cdef Record record(self):
+        """Return the record that owns the address, or owned it last; None if that is gone."""
+        if self.slot is not None:
+            return <Allocation>self.slot.allocation if self.slot.allocation != NULL else None
+        return self.owner()
+
+    cdef Holder holder(self):
+        cdef Record record = self.record()
+        cdef uint64_t bits
+        if self.range is not None:
+            # The range's word tells more than a record: whoever holds it now, the loans included.
+            bits = self.range.word.load()
+            if bits & STATE_MASK == STATE_TRANSFERRED and bits & (LOANS_MASK | CLAIM_MASK):
+                return HELD_BY_LOANS
+        if record is None:
+            return HELD_BY_NOBODY
+        if record.state() == STATE_OWNED:
+            return HELD_BY_ALLOCATION if self.slot is not None else HELD_BY_BUFFER
+        if record.taker() == TAKER_LOANS and record.word.load() & (LOANS_MASK | CLAIM_MASK):
+            return HELD_BY_LOANS
+        return HELD_BY_NOBODY
 
 
 cdef class IndexedResource(MemoryResource):
@@ -44,21 +75,26 @@ cdef class IndexedResource(MemoryResource):
             return 0
         before = self._holdings.get(<size_t>record.pointer)
         if before is not None and not before.being_freed:
-            stale = before.owner()
+            stale = before.record()
             if stale is not None and stale is not record and stale.state() == STATE_OWNED:
                 if stale.word != record.word and stale.apply(EVENT_LOSE) == VERDICT_GO:
                     record_ended(stale)
         holding = Holding.__new__(Holding)
         holding.size = record.size
         holding.range = record.range
-        holding.owner = weakref.ref(record)
+        holding.serial = record.serial
+        if isinstance(record, Allocation):
+            holding.slot = (<Allocation>record).slot = Slot.__new__(Slot)
+            holding.slot.allocation = <void*>record
+        else:
+            holding.owner = weakref.ref(record)
         self._holdings[<size_t>record.pointer] = holding
         return 0
 
-    cdef Holding begin_free(self, uintptr_t address, VirtualRange range_):
+    cdef Holding begin_free(self, uintptr_t address, Record record):
         """Mark an entry before its free. None if the address is not, or no longer, the one of this record."""
         cdef Holding holding = self._holdings.get(<size_t>address)
-        if holding is None or holding.range is not range_:
+        if holding is None or holding.serial != record.serial:
             return None
         holding.being_freed = True
         return holding
@@ -73,13 +109,11 @@ cdef class IndexedResource(MemoryResource):
         return 0
 
     cdef Holding _owned_holding(self, uintptr_t address):
-        """Return the entry of an address that somebody owns at this moment, or None."""
+        """Return the entry of an address that somebody has at this moment, or None."""
         cdef Holding holding = self._holdings.get(<size_t>address)
-        cdef Record owner
-        if holding is None or holding.being_freed:
+        if holding is None or holding.being_freed or holding.holder() == HELD_BY_NOBODY:
             return None
-        owner = holding.owner()
-        return holding if owner is not None and owner.state() == STATE_OWNED else None
+        return holding
 
     cdef int own(self, Buffer buffer) except -1:
         if buffer.size and self._owned_holding(buffer.pointer) is not None:
@@ -91,7 +125,7 @@ cdef class IndexedResource(MemoryResource):
 
     cdef int ensure_adoptable(self, Record source) except -1:
         cdef Holding holding = self._owned_holding(source.pointer) if source.size else None
-        if holding is not None and holding.owner() is not source:
+        if holding is not None and holding.serial != source.serial:
             raise OwnershipError(f"{<size_t>source.pointer:#x} of this {type(self).__name__} has another owner")
         return 0
 
@@ -102,7 +136,7 @@ cdef class IndexedResource(MemoryResource):
         cdef IndexedResource other
         if before is not self:
             other = before
-            other.end_free(buffer.pointer, other.begin_free(buffer.pointer, buffer.range), True)
+            other.end_free(buffer.pointer, other.begin_free(buffer.pointer, source), True)
         return self.remember(buffer)
 
     def deallocate(self, ptr, size, *, stream=None):
@@ -158,14 +192,16 @@ cdef class IndexedResource(MemoryResource):
 
     cdef int _free_detached(self, uintptr_t address, size_t size, Holding holding, StreamHandle* order) except -1:
         """Free what was detached: by an Allocation that still has it, or after it was handed over or dropped."""
-        cdef Record owner = holding.owner()
+        cdef Holder holder = holding.holder()
         cdef Allocation allocation = None
-        if owner is not None and owner.state() == STATE_OWNED:
-            if not isinstance(owner, Allocation):
-                raise OwnershipError(
-                    f"an open buffer owns the allocation at {<size_t>address:#x}; close the buffer instead"
-                )
-            allocation = owner
+        if holder == HELD_BY_BUFFER:
+            raise OwnershipError(
+                f"an open buffer owns the allocation at {<size_t>address:#x}; close the buffer instead"
+            )
+        if holder == HELD_BY_LOANS:
+            raise OwnershipError(f"loans hold the allocation at {<size_t>address:#x}; it goes with the last of them")
+        if holder == HELD_BY_ALLOCATION:
+            allocation = holding.record()
         if size != holding.size:
             raise ValueError(f"size must be {holding.size}, that of the allocation at {<size_t>address:#x}, got {size}")
         if allocation is not None:
@@ -181,6 +217,7 @@ cdef class IndexedResource(MemoryResource):
         self.end_free(address, holding, True)
         if allocation is not None:
             commit_hand_over(allocation, None, TAKER_DETACHED)
+            allocation.forget()
         return 0
 
     cdef int free_record(self, Record record, StreamHandle* order) except -1:

@@ -88,7 +88,7 @@ cdef int return_plain(Record record, StreamHandle* order, bint may_wait) except 
     job.order = retain_stream(order)
     job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
     # The entry goes when the free is queued: nobody can ask for this address any more.
-    holding = resource.begin_free(record.pointer, None)
+    holding = resource.begin_free(record.pointer, record)
     try:
         enqueue(job)
     except:  # noqa: E722  nothing was queued, and the record still owns it
@@ -162,7 +162,9 @@ cdef class PlainResource(IndexedResource):
         if not record.size:
             return 0
         wait_for_order(order)
-        holding = self.begin_free(record.pointer, None)
+        holding = self.begin_free(record.pointer, record)
+        if holding is None:
+            return 0  # freed already, inside this very release
         try:
             self._free(record.pointer)
         except:  # noqa: E722  the record still owns it

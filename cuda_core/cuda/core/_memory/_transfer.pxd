@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from cuda.core._memory._allocation cimport Record
 
+# Where a resource finds the Allocation of an address. Not a weak reference: the collector clears those before it runs
+# the finalizers that may still free the memory.
+cdef class Slot:
+    cdef void* allocation
+
 cdef class Allocation(Record):
+    cdef Slot slot
     cdef object __weakref__
 
 cdef int begin_hand_over(Record source, int taker, str what) except -1

@@ -32,12 +32,7 @@ cdef int begin_hand_over(Record source, int taker, str what) except -1:
     OwnershipError, BufferError
         If the machine refuses. Nothing has changed then.
     """
-    cdef int verdict
-    if source.range is not None and source.range.partly_returned and source.state() == STATE_OWNED:
-        raise OwnershipError(
-            f"a close that failed has returned a part of the memory; close it again ({source.describe()})"
-        )
-    verdict = source.apply(EVENT_BEGIN_GROW - TAKER_GROWN + taker)
+    cdef int verdict = source.apply(EVENT_BEGIN_GROW - TAKER_GROWN + taker)
     if verdict != VERDICT_GO:
         raise source.refusal(verdict, what)
     return 0
@@ -48,7 +43,11 @@ cdef void abort_hand_over(Record source) noexcept:
 
 
 cdef void commit_hand_over(Record source, Record target, int taker) noexcept:
-    """Make ``target`` the owner of what ``source`` has claimed. None: foreign code takes it, or it was freed."""
+    """Make ``target`` the owner of what ``source`` has claimed. None: foreign code takes it, or it was freed.
+
+    The caller then enters the target where addresses are known, and after that lets ``source`` forget its recipe:
+    forgetting lets the GIL go, and in between an address without an owner would look free for the taking.
+    """
     if target is not None:
         target.copy_recipe(source)
         source.taker_serial = target.serial
@@ -62,11 +61,14 @@ cdef void commit_hand_over(Record source, Record target, int taker) noexcept:
             target.begin(STATE_OWNED, source.range, source.epoch + 1)
         commit_shared_transfer(source.word, source.epoch)
     record_ended(source)
-    source.forget()
 
 
 cdef int hand_over(Record source, Record target, int taker, str what) except -1:
     """Claim and commit in one: nothing in between can fail."""
+    if source.range is not None and source.range.partly_returned and source.state() == STATE_OWNED:
+        raise OwnershipError(
+            f"a close that failed has returned a part of the memory; close it again ({source.describe()})"
+        )
     begin_hand_over(source, taker, what)
     commit_hand_over(source, target, taker)
     return 0
@@ -76,6 +78,10 @@ cdef Allocation detach(Record source):
     cdef Allocation allocation = Allocation.__new__(Allocation)
     hand_over(source, allocation, TAKER_DETACHED, "detached")
     return allocation
+
+
+cdef class Slot:
+    """The way from an address to its Allocation."""
 
 
 # No gc_clear: what is reported at the end names the resource.
@@ -116,6 +122,8 @@ cdef class Allocation(Record):
 
     def __dealloc__(self):
         # Not in __del__: in a cycle, the finalizer of a resource may still free this allocation.
+        if self.slot is not None:
+            self.slot.allocation = NULL
         if self.state() != STATE_OWNED or is_finalizing():
             return
         self.reported = True
@@ -133,6 +141,7 @@ cdef class Allocation(Record):
             If it was adopted or handed over before.
         """
         hand_over(self, None, TAKER_DETACHED, "handed over")
+        self.forget()
 
     @property
     def handle(self):

@@ -18,5 +18,5 @@ cdef class VirtualMemoryResource(IndexedResource):
     cdef int _retry_leftovers(self) except -1
     cdef object _failed(self, VirtualRange range_, Failure failure)
     cdef int _retire(self, Buffer buffer) except -1
-    cdef int _return_parts(self, VirtualRange range_, StreamHandle* order) except -1
+    cdef int _return_parts(self, VirtualRange range_, Record record, StreamHandle* order) except -1
     cdef int _queue_parts(self, Record record, StreamHandle* order) except -1

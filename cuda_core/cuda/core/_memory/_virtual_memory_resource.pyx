@@ -73,7 +73,7 @@ cdef int _return_range(Record record, StreamHandle* order, bint may_wait) except
         resource._retry_leftovers()
         return CLOSE_DONE
     if may_wait or not must_queue(order):
-        resource._return_parts(record.range, order)
+        resource._return_parts(record.range, record, order)
         return CLOSE_DONE
     return resource._queue_parts(record, order)
 
@@ -294,7 +294,7 @@ cdef class VirtualMemoryResource(IndexedResource):
 
     # -- release ---------------------------------------------------------------------------------------------------
 
-    cdef int _return_parts(self, VirtualRange range_, StreamHandle* order) except -1:
+    cdef int _return_parts(self, VirtualRange range_, Record record, StreamHandle* order) except -1:
         """Return everything that a range holds, after the work in ``order``."""
         cdef Failure failure
         cdef Holding holding
@@ -307,7 +307,7 @@ cdef class VirtualMemoryResource(IndexedResource):
             # Where the context is dead nothing runs any more. Virtual memory outlives it and can be returned.
             if not is_hopeless(<cydriver.CUresult><int>error.result):
                 raise
-        holding = self.begin_free(base, range_)
+        holding = self.begin_free(base, record) if record is not None else None
         range_.gather_late()
         with nogil:
             done = range_.return_all(&failure)
@@ -329,7 +329,7 @@ cdef class VirtualMemoryResource(IndexedResource):
             raise
         job.order = retain_stream(order)
         job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
-        holding = self.begin_free(range_.base, range_)
+        holding = self.begin_free(range_.base, record)
         range_.gather_late()
         range_.give_parts_away(parts)
         try:
@@ -371,16 +371,16 @@ cdef class VirtualMemoryResource(IndexedResource):
     cdef int free_record(self, Record record, StreamHandle* order) except -1:
         if record.range.is_empty():
             return 0
-        return self._return_parts(record.range, order)
+        return self._return_parts(record.range, record, order)
 
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
-        return self._return_parts(holding.range, order)
+        return self._return_parts(holding.range, None, order)
 
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
         cdef VirtualRange range_ = VirtualRange.__new__(VirtualRange)
         range_.adopt(address, size)
         try:
-            self._return_parts(range_, order)
+            self._return_parts(range_, None, order)
         except:
             range_.abandon()
             raise
@@ -499,7 +499,7 @@ cdef class VirtualMemoryResource(IndexedResource):
 
         # Committed: from here on the new buffer owns everything, whatever else happens.
         if base:
-            self.end_free(base, self.begin_free(base, range_), True)
+            self.end_free(base, self.begin_free(base, old), True)
         new.pointer = range_.base
         new.kept_by_collector = old.kept_by_collector
         old.taker_serial = new.serial
