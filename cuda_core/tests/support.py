@@ -138,6 +138,7 @@ def still_allocated(address):
     return int(check(driver.cuPointerGetAttributes(1, [attribute], address))[0]) != 0
 
 
+_SLOT = 32 << 20
 _HOME_SIZE = 64 << 30
 _home = []
 
@@ -151,34 +152,46 @@ def _granted(address, granules):
 
 
 def _stretches(granules):
-    """Addresses where so many granules may be free: where the driver puts small and large reservations, below those,
-    and where it put one when the process began.
+    """Addresses where so many granules may be free: where the driver puts small and large reservations, and where it
+    put one when the process began.
     """
-    size = granules * GRANULE
     for count in (granules, 1, 8, 64):
         address = reserve(count * GRANULE)
         free_addresses(address, count * GRANULE)
-        yield from (address, address - size, address - 4 * size)
-    yield from range(_home[0], _home[0] + _HOME_SIZE - size, size)
+        # One granule further first, so that one is free before the stretch.
+        yield from (address + GRANULE, address, -(-address // _SLOT) * _SLOT)
+    yield from range(
+        -(-_home[0] // _SLOT) * _SLOT, _home[0] + _HOME_SIZE, (granules * GRANULE // _SLOT + 1) * _SLOT
+    )
 
 
 def open_stretch(granules):
-    """Return the address of a stretch that is free now and where the driver honours hints.
+    """Return the address of a stretch that is free now and where the driver honours hints of every size.
 
-    After a while a real driver ignores hints in some places, and whether it does depends on the size, too.
+    On the simulated driver one granule before it is free, too.
     """
-    counts = {granules, granules - 1, granules // 2, *(2**n for n in range(8) if 2**n < granules)}
-    for address in _stretches(granules):
-        if all(_granted(address, count) for count in counts) and _granted(address + GRANULE, 1):
+    counts = {granules, max(granules // 2, 1), *(2**n for n in range(8) if 2**n < granules)}
+    for address in _stretches(granules + 1):
+        if all(_granted(address, count) for count in counts):
             return address
     raise RuntimeError("no stretch of addresses in which the driver honours hints")
 
 
 def find_home():
-    """Remember where the driver reserves addresses at the start of the process."""
+    """Remember where the driver reserves addresses at the start of the process, and fill what it has begun to use.
+
+    An H200 puts small reservations into slots of 32 MiB. While a slot that it has begun has room, it ignores the hint
+    of a small reservation to any other. When all are full it honours hints to the start of a new one.
+    """
     if not _home:
         _home.append(reserve(_HOME_SIZE))
         free_addresses(_home[0], _HOME_SIZE)
+        if not simulated():
+            for _ in range(4096):
+                address = reserve(GRANULE)  # kept for good, but the last
+                if address % _SLOT == 0 and _home[0] <= address < _home[0] + _HOME_SIZE:
+                    free_addresses(address, GRANULE)
+                    break
 
 
 @contextlib.contextmanager
@@ -206,12 +219,10 @@ def foreign_reservations(address, size):
 
 
 def place(device, size, stretch, **options):
-    """Allocate a virtual buffer that has `stretch` free granules from its address on, and one before; also return
-    its resource.
-    """
+    """Allocate a virtual buffer that has `stretch` free granules from its address on; also return its resource."""
     from cuda.core import VirtualMemoryResource, VirtualMemoryResourceOptions
 
-    base = open_stretch(stretch + 2) + GRANULE
+    base = open_stretch(stretch + 1)
     resource = VirtualMemoryResource(device, VirtualMemoryResourceOptions(addr_hint=base, **options))
     buffer = resource.allocate(size)
     assert buffer.handle == base, "the driver did not honour the hint"
