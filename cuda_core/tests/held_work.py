@@ -9,11 +9,14 @@ import contextlib
 import ctypes
 import threading
 import time
+from typing import ClassVar
+
+from cuda.bindings import driver
+from support import check
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _with_gil = ctypes.PyDLL(None)
 _sem_wait = ctypes.cast(_libc.sem_wait, ctypes.c_void_p)
-_sem_post = ctypes.cast(_libc.sem_post, ctypes.c_void_p)
 _SEMAPHORE_BYTES = 64  # sem_t is smaller everywhere
 PATIENCE = (
     20  # seconds after which a closed gate opens by itself, so that a fault fails a test and hangs nothing
@@ -36,44 +39,56 @@ def _launch(stream, function, memory):
 class Gate(contextlib.AbstractContextManager):
     """Stops a stream while it is closed.
 
-    A driver may run the host functions of all streams one after the other: with several gates, open them in the
-    order in which they were made.
+    Make it in the stream's context. A driver may run the host functions of all streams one after the other: with
+    several gates, open them in the order in which they were made. Leaving the block of one opens the older ones, too.
     """
 
+    _closed: ClassVar[list] = []
+
     def __init__(self, stream):
-        self._gate, self._passed = _semaphore(), _semaphore()
+        self._gate = _semaphore()
         self.is_open = self.gave_up = False
+        Gate._closed.append(self)
         stream = int(stream.handle)
         _launch(stream, _sem_wait, self._gate)
-        _launch(stream, _sem_post, self._passed)
+        # Not a second function: it would be called behind those of other streams that are stopped.
+        self._passed = check(driver.cuEventCreate(2))
+        check(driver.cuEventRecord(self._passed, stream))
         self._timer = threading.Timer(PATIENCE, self._give_up)
         self._timer.daemon = True
         self._timer.start()
 
     def _give_up(self):
         self.gave_up = True
-        self.open()
+        self._post()
+
+    def _post(self):
+        if not self.is_open:
+            self.is_open = True
+            Gate._closed.remove(self)
+            _libc.sem_post(self._gate)
 
     def open(self):
         """Let the stream go on, and come back when what is in front of the gate and the gate itself has run."""
-        if not self.is_open:
-            self.is_open = True
-            _libc.sem_post(self._gate)
+        self._post()
         until = time.monotonic() + PATIENCE
-        while _libc.sem_trywait(self._passed) != 0:
+        while driver.cuEventQuery(self._passed)[0] == driver.CUresult.CUDA_ERROR_NOT_READY:
             assert time.monotonic() < until, "the stream does not go on"
             time.sleep(0.001)
-        _libc.sem_post(self._passed)
-        time.sleep(0.001)  # the stream's own bookkeeping behind the function
 
     def open_with_gil(self):
         """Let the stream go on without letting go of the GIL."""
         self.is_open = True
+        Gate._closed.remove(self)
         _with_gil.sem_post(self._gate)
 
     def __exit__(self, kind, error, traceback):
         self._timer.cancel()
+        if not self.is_open:
+            for gate in Gate._closed[: Gate._closed.index(self)]:
+                gate._post()
         self.open()
+        check(driver.cuEventDestroy(self._passed))
         if error is None:
             assert not self.gave_up, "something waited for the stream that must not wait"
 

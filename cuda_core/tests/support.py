@@ -340,17 +340,22 @@ def warnings_seen():
         gc.collect()
 
 
-def run_child(code, *arguments, options=(), environment=None, timeout=120):
-    """Run Python code in a process of its own on the same driver; the code finds this module as `support`."""
+def child_environment(environment=None):
+    """Return the environment in which a child finds this module as `support`."""
     env = dict(os.environ if environment is None else environment)
     here = str(Path(__file__).resolve().parent)
     env["PYTHONPATH"] = os.pathsep.join(part for part in (here, env.get("PYTHONPATH")) if part)
+    return env
+
+
+def run_child(code, *arguments, options=(), environment=None, timeout=120):
+    """Run Python code in a process of its own on the same driver; the code finds this module as `support`."""
     return subprocess.run(
         [sys.executable, *options, "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=env,
+        env=child_environment(environment),
     )
 
 

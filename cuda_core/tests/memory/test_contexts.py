@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads without a current context, with another device's, with one of their own: releases work and change nothing."""
+
+import gc
+
+import pytest
+
+from buffer_kinds import SOURCES
+from cuda.bindings import driver
+from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Buffer, CloseResult
+from support import GRANULE, blocked, check, child_output, free_memory, race, still_allocated, warnings_seen
+
+PLACES = ["no context", "another device", "own context"]
+
+
+class Place:
+    """Runs functions in a thread with a certain context current, and checks that it stays current."""
+
+    def __init__(self, name):
+        self.context, self.own = driver.CUcontext(0), None
+        before = check(driver.cuCtxGetCurrent())
+        if name == "another device":
+            self.context = check(driver.cuDevicePrimaryCtxRetain(1))
+        elif name == "own context":
+            self.own = self.context = check(driver.cuCtxCreate(None, 0, 0))
+            check(driver.cuCtxPopCurrent())
+        check(driver.cuCtxSetCurrent(before))
+        self.name = name
+
+    def run(self, function):
+        def there():
+            check(driver.cuCtxSetCurrent(self.context))
+            result = function()
+            assert int(check(driver.cuCtxGetCurrent())) == int(self.context)
+            return result
+
+        (outcome,) = race(there)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def end(self):
+        if self.own is not None:
+            check(driver.cuCtxDestroy(self.own))
+        elif self.name == "another device":
+            check(driver.cuDevicePrimaryCtxRelease(1))
+
+
+@pytest.fixture(
+    params=[pytest.param(p, marks=[pytest.mark.two_devices] if "device" in p else []) for p in PLACES]
+)
+def place(request, device):
+    place = Place(request.param)
+    device.set_current()
+    yield place
+    device.set_current()
+    place.end()
+
+
+@pytest.fixture(params=["default", "created", "legacy", "per thread"])
+def stream(request, device):
+    if request.param == "created":
+        stream = device.create_stream()
+        yield stream
+        stream.close()
+    else:
+        yield {
+            "default": None,
+            "legacy": LEGACY_DEFAULT_STREAM,
+            "per thread": PER_THREAD_DEFAULT_STREAM,
+        }[request.param]
+
+
+@pytest.mark.parametrize("how", ["close", "with", "drop", "no wait", "last loan"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_release_anywhere(device, place, stream, kind, how):
+    source = SOURCES[kind](device)
+    box = [source.allocate(stream=stream)]
+    address = box[0].handle
+    if how == "last loan":
+        part = [box[0][0:16]]
+        assert box.pop().close() is CloseResult.LENT
+        box = part
+
+    def release():
+        if how == "close":
+            assert box.pop().close() is CloseResult.DONE
+        elif how == "no wait":
+            assert box.pop().close(wait=False) is CloseResult.DONE
+        elif how == "with":
+            with box.pop():
+                pass
+        else:
+            box.clear()
+            gc.collect()
+
+    with warnings_seen() as seen:
+        place.run(release)
+    assert seen == []
+    assert not still_allocated(address)
+    assert source.frees() in (None, 1)
+
+
+def test_a_grow_anywhere(device, place, stream, resource):
+    free = free_memory()
+    buffer = resource.allocate(GRANULE, stream=stream)
+    with blocked(buffer):
+        buffer = place.run(lambda: resource.modify_allocation(buffer, 2 * GRANULE))
+    buffer = place.run(lambda: resource.modify_allocation(buffer, 4 * GRANULE))
+    assert buffer.close() is CloseResult.DONE
+    assert free_memory() == free
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_transfer_anywhere(device, place, stream, kind):
+    buffer = SOURCES[kind](device).allocate(stream=stream)
+    address = buffer.handle
+    allocation = place.run(buffer.detach)
+    buffer = place.run(lambda: Buffer.adopt(allocation))
+    assert buffer.handle == address
+    assert place.run(buffer.close) is CloseResult.DONE
+    assert not still_allocated(address)
+
+
+@pytest.mark.parametrize("kind", ["virtual", "device"])
+def test_memory_allocated_anywhere_is_the_devices(device, place, kind):
+    """The resource says where memory comes from, not the thread."""
+    source = SOURCES[kind](device)
+    free = free_memory()
+    buffer = place.run(lambda: source.allocate(2 * GRANULE))
+    assert buffer.device_id == 0
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    assert int(check(driver.cuPointerGetAttributes(1, [attribute], buffer.handle))[0]) == 0
+    check(driver.cuMemsetD8(buffer.handle, 1, buffer.size))
+    assert place.run(buffer.close) is CloseResult.DONE
+    assert free_memory() == free
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_what_can_be_seen_anywhere(device, place, kind):
+    buffer = SOURCES[kind](device).allocate()
+    here = (buffer.handle, buffer.size, buffer.is_device_accessible, repr(buffer), hash(buffer))
+    there = place.run(
+        lambda: (buffer.handle, buffer.size, buffer.is_device_accessible, repr(buffer), hash(buffer))
+    )
+    assert here == there
+    buffer.close()
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "no wait"])
+def test_a_stream_of_a_context_of_ones_own(device, resource, how):
+    """A buffer ordered by a stream of another context of the same device, released where that is not current."""
+    from cuda.core import Stream
+
+    free = free_memory()
+    own = check(driver.cuCtxCreate(None, 0, 0))
+    handle = check(driver.cuStreamCreate(1))
+    buffer = resource.allocate(GRANULE, stream=Stream.from_handle(int(handle)))
+    device.set_current()
+    before = int(check(driver.cuCtxGetCurrent()))
+    if how == "close":
+        assert buffer.close() is CloseResult.DONE
+    elif how == "no wait":
+        assert buffer.close(wait=False) is CloseResult.DONE
+    del buffer
+    gc.collect()
+    assert int(check(driver.cuCtxGetCurrent())) == before
+    check(driver.cuCtxDestroy(own))
+    device.set_current()
+    assert free_memory() >= free
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_stream_whose_context_was_destroyed(device, resource, how):
+    """Nothing runs in a destroyed context: the memory, which is not the context's, goes back."""
+    from cuda.core import CUDAError, Stream
+
+    own = check(driver.cuCtxCreate(None, 0, 0))
+    handle = check(driver.cuStreamCreate(1))
+    buffer = resource.allocate(GRANULE, stream=Stream.from_handle(int(handle)))
+    address = buffer.handle
+    check(driver.cuCtxDestroy(own))
+    device.set_current()
+    with warnings_seen():
+        if how == "close":
+            try:
+                buffer.close()
+            except CUDAError:
+                pass  # that the order is gone may be told
+            assert buffer.is_closed
+        del buffer
+        gc.collect()
+    assert not still_allocated(address)
+
+
+@pytest.mark.two_devices
+def test_plain_memory_of_two_devices(devices, device):
+    buffers = [SOURCES["device"](each).allocate() for each in devices[:2]]
+    assert [buffer.device_id for buffer in buffers] == [0, 1]
+    for buffer in buffers:
+        assert race(buffer.close) == [CloseResult.DONE]
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("how", ["close", "no wait", "drop"])
+@pytest.mark.parametrize("kind", ["virtual", "pinned", "device"])
+def test_a_foreign_stream_that_was_destroyed_before_the_buffer(device, kind, how):
+    """Its owner had to keep it. Still the memory is not lost, and a collection does not complain."""
+    from cuda.core import CUDAError, Stream
+
+    handle = check(driver.cuStreamCreate(1))
+    buffer = SOURCES[kind](device).allocate(stream=Stream.from_handle(int(handle)))
+    address = buffer.handle
+    check(driver.cuStreamDestroy(handle))
+    with warnings_seen() as seen:
+        if how != "drop":
+            try:
+                buffer.close(wait=how == "close")
+            except CUDAError:
+                pass
+            assert buffer.is_closed
+        del buffer
+        gc.collect()
+    assert seen == []
+    assert not still_allocated(address)
+
+
+RESET = """
+import gc, sys, warnings
+from support import GRANULE, check, driver
+from buffer_kinds import SOURCES
+from cuda.core import Buffer, CUDAError, CUDAWarning, Device
+from cuda.core._memory import _counters
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+made = {kind: SOURCES[kind](device).allocate(stream=stream) for kind in ("virtual", "pinned", "device")}
+dropped = [SOURCES[kind](device).allocate(stream=stream) for kind in ("virtual", "pinned", "device") * 3]
+lent = SOURCES["device"](device).allocate()
+part = lent[0:8]
+lent.close()
+check(driver.cuDevicePrimaryCtxReset(0))
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for kind, buffer in made.items():
+        try:
+            buffer.close()
+        except CUDAError as error:
+            print(kind, "raises")
+        print(kind, buffer.ownership.name, buffer.close().name)
+    part.close()
+    dropped.clear()
+    gc.collect()
+print([w.category.__name__ for w in seen])
+counts = _counters.live()
+print({name: counts.get(name, 0) for name in ("buffers", "reservations", "queued")})
+"""
+
+
+def test_a_primary_context_that_was_reset():
+    """What the context owned is lost, reported once; virtual memory, which it does not own, goes back."""
+    output = child_output(RESET).splitlines()
+    for kind in ("virtual", "pinned", "device"):
+        assert f"{kind} RELEASED NOTHING" in output
+    assert "pinned raises" in output
+    assert "device raises" in output
+    assert output[-2:] == ["['CUDAWarning']", "{'buffers': 0, 'reservations': 0, 'queued': 0}"]
