@@ -117,14 +117,14 @@ def end_buffer(things, index, how, open_loans):
         cycle.append(cycle)
         del cycle
     del things[index]
-    gc.collect()
+    if how == "cycle":
+        gc.collect()
 
 
 def end_loan(things, index, end, how):
     if how == "end":
         end(things[index])
     del things[index]
-    gc.collect()
 
 
 def test_the_error_tells_that_the_memory_is_lent(source):

@@ -194,6 +194,7 @@ def test_the_same_for_memory_that_somebody_else_frees(kind):
 @pytest.mark.parametrize("how", ["detach", "move_to"])
 def test_a_buffer_that_is_half_returned_is_not_given_away(device, driver_watch, how):
     buffer, resource = place(device, GRANULE, stretch=6)
+    other = VirtualMemoryResource(device)
     for granules in (2, 3):
         buffer = resource.modify_allocation(buffer, granules * GRANULE)
     address = buffer.handle
@@ -205,7 +206,7 @@ def test_a_buffer_that_is_half_returned_is_not_given_away(device, driver_watch, 
             if how == "detach":
                 buffer.detach()
             else:
-                buffer.move_to(VirtualMemoryResource(device))
+                buffer.move_to(other)
     assert state(buffer) == OWNED
     assert buffer.close() is CloseResult.DONE
     assert address_free(address, 3 * GRANULE)
