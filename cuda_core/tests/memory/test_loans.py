@@ -127,6 +127,21 @@ def end_loan(things, index, end, how):
     del things[index]
 
 
+@pytest.mark.parametrize("name", EXPORTS)
+def test_an_export_that_has_ended_holds_nothing(source, name):
+    """The buffer was dropped, the export was ended and is still there."""
+    if name not in exports_of(source):
+        name = "sub-buffer"
+    begin, end = EXPORTS[name]
+    buffer = source.allocate()
+    address, export = buffer.handle, begin(buffer)
+    del buffer
+    assert still_allocated(address)
+    end(export)
+    assert not still_allocated(address)
+    assert source.frees() in (None, 1)
+
+
 def test_the_error_tells_that_the_memory_is_lent(source):
     buffer = source.allocate()
     loan = buffer[:8]
