@@ -151,7 +151,7 @@ device = Device(0)
 device.set_current()
 stream = device.create_stream()
 resource = LegacyPinnedMemoryResource()
-size, how = 16 << 20, sys.argv[1]
+size, how = 4 << 20, sys.argv[1]
 for round_ in range(60):
     buffer = resource.allocate(size, stream=stream)
     check(driver.cuMemsetD8Async(buffer.handle, round_, size, int(stream.handle)))
@@ -177,6 +177,6 @@ for round_ in range(60):
 
 @pytest.mark.parametrize("how", ["close", "no wait", "with", "drop", "cycle", "loan"])
 def test_gc_04_pinned_memory_comes_back(how):
-    """Sixty times 16 MiB where the simulated driver has 48 MiB of pinned memory: never out of memory."""
-    environment = os.environ | {"CUDA_DRIVER_SIM_HOST_MEMORY": "48MiB"}
+    """Sixty times 4 MiB where the simulated driver has 12 MiB of pinned memory: never out of memory."""
+    environment = os.environ | {"CUDA_DRIVER_SIM_HOST_MEMORY": "12MiB"}
     assert child_output(PINNED, how, environment=environment) == ""

@@ -25,7 +25,7 @@ from support import (
     still_allocated,
 )
 
-ROUNDS = 80
+ROUNDS = 50
 
 
 @pytest.fixture
