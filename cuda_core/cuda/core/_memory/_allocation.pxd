@@ -12,10 +12,15 @@ cdef enum:
     CLOSE_IN_PROGRESS = 3
     CLOSE_NOTHING = 4
 
+cdef enum:
+    WAIT = 0            # wait for work in flight
+    QUEUE_IF_BUSY = 1   # queue the release behind work in flight; refuse a capturing stream
+    NEVER_WAIT = 2      # a collection: queue also what only might wait, also behind a capture
+
 # Returns an allocation in the order of a stream, or hands it to the queue where it may not wait. Called by the waist
 # alone, with the record claimed. Gives CLOSE_DONE or CLOSE_QUEUED. A failure is raised, and promises that the same
 # call can be made again.
-ctypedef int (*Deleter)(Record record, StreamHandle* order, bint may_wait) except -1
+ctypedef int (*Deleter)(Record record, StreamHandle* order, int waiting) except -1
 
 cdef class Record:
     cdef atomic[uint64_t] own_word

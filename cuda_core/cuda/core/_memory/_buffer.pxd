@@ -20,5 +20,5 @@ cdef class MemoryResource:
     cdef int adopted(self, Record source, Buffer buffer, MemoryResource before) except -1
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream)
-cdef int ask_python(Record record, StreamHandle* order, bint may_wait) except -1
+cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1
 cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer)

@@ -9,7 +9,7 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
 from cuda.core._driver cimport check, ensure_driver
-from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._loans cimport Loan, end_loan, lend, new_loan
 from cuda.core._memory._ownership cimport (
@@ -304,10 +304,10 @@ cdef class Buffer(Record):
         if not wait:
             wait_for_room()
         if stream is None:
-            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, NULL, bool(wait))]
+            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, NULL, WAIT if wait else QUEUE_IF_BUSY)]
         order = bind_stream(Stream_accept(stream))
         try:
-            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, order, bool(wait))]
+            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, order, WAIT if wait else QUEUE_IF_BUSY)]
         finally:
             release_stream(order)
 
@@ -320,10 +320,10 @@ cdef class Buffer(Record):
         cdef bint cannot_know = self.deleter == ask_python or self.deleter == ask_function
         cdef int event = EVENT_BEGIN_AUTOMATIC_RELEASE if cannot_know else EVENT_BEGIN_RELEASE
         if exc_value is None:
-            release(self, event, NULL, True)
+            release(self, event, NULL, WAIT)
             return
         try:
-            release(self, event, NULL, True)
+            release(self, event, NULL, WAIT)
         except Exception as error:
             _add_note(exc_value, f"leaving the block could not return {self.describe()}: {error}")
 
@@ -686,13 +686,13 @@ cdef int _enter_unique(MemoryResource resource, Record record) except -1:
 
 # --- resources ----------------------------------------------------------------------------------------------------
 
-cdef int ask_function(Record record, StreamHandle* order, bint may_wait) except -1:
+cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter of ``from_handle(deallocate=)``."""
     record.resource.function(<size_t>record.pointer, record.size, stream_for_python(order))
     return 0
 
 
-cdef int ask_python(Record record, StreamHandle* order, bint may_wait) except -1:
+cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter of Python-defined resources: ask ``deallocate``, once, with the size that was allocated."""
     cdef Stream stream = stream_for_python(order)
     cdef object thread, outer

@@ -5,7 +5,7 @@ Every export of an address is a loan, counted in the word of what is freed. Whil
 what was held passes to the loans, and the last one to end answers for the free.
 """
 
-from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._allocation cimport NEVER_WAIT, Record
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EVENT_END_LOAN,
@@ -50,7 +50,7 @@ cdef int _return_left_addresses(Record record) except -1:
     cdef bint done
     if parts_are_empty(&range_.retired) or range_.word.load() & CLAIM_MASK:
         return 0  # whoever has the claim returns them
-    if must_queue(range_.left_order):
+    if must_queue(range_.left_order, NEVER_WAIT):
         return 0  # not without waiting; the close of the buffer returns them
     if range_.word.load() & (CLAIM_MASK | LOANS_MASK):
         return 0

@@ -12,4 +12,4 @@ cdef class PlainResource(IndexedResource):
     cdef int ordinal(self) noexcept
     cdef int prepare(self) except -1
 
-cdef int return_plain(Record record, StreamHandle* order, bint may_wait) except -1
+cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1

@@ -6,12 +6,12 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 
 from cuda.core._driver cimport check, ensure_driver
-from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, Record
+from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, NEVER_WAIT, Record
 from cuda.core._memory._arguments cimport size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
 from cuda.core._memory._ownership cimport STATE_OWNED
-from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, new_job
+from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, new_job, wait_a_moment
 from cuda.core._memory._release cimport must_queue, wait_for_order
 from cuda.core._memory._virtual_range cimport Failure
 from cuda.core._stream cimport (
@@ -64,7 +64,7 @@ cdef cydriver.CUresult free_plain(uintptr_t address, bint host, const char** fun
     return result
 
 
-cdef int return_plain(Record record, StreamHandle* order, bint may_wait) except -1:
+cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter: after the ordering stream, one driver call."""
     cdef PlainResource resource = record.resource
     cdef QueuedFree* what
@@ -72,7 +72,8 @@ cdef int return_plain(Record record, StreamHandle* order, bint may_wait) except 
     cdef Holding holding
     if not record.size:
         return CLOSE_DONE
-    if may_wait or not must_queue(order):
+    # These frees wait for the whole device, whatever their own stream does. A collection leaves that to the queue.
+    if waiting != NEVER_WAIT and not must_queue(order, waiting):
         resource.free_record(record, order)
         return CLOSE_DONE
     what = <QueuedFree*>calloc(1, sizeof(QueuedFree))
@@ -96,6 +97,8 @@ cdef int return_plain(Record record, StreamHandle* order, bint may_wait) except 
         discard_job(job)
         raise
     resource.end_free(record.pointer, holding, True)
+    if waiting == NEVER_WAIT:
+        wait_a_moment()  # with an idle device the memory is back when the collection returns
     return CLOSE_QUEUED
 
 

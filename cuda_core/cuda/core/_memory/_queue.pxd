@@ -22,5 +22,6 @@ cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data) except
 cdef void discard_job(Job* job) noexcept nogil
 cdef int enqueue(Job* job) except -1
 cdef int wait_for_room() except -1
+cdef void wait_a_moment() noexcept
 cdef bint drain_for_memory() noexcept nogil
 cpdef dict queue_counts()

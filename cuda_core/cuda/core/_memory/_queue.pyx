@@ -15,7 +15,7 @@ from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
 from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
-from cuda.core._stream cimport StreamHandle, release_stream, stream_is_idle
+from cuda.core._stream cimport StreamHandle, release_stream, stream_is_capturing, stream_is_idle
 
 from cuda.core._errors import CUDAWarning
 
@@ -48,6 +48,7 @@ cdef extern from "<time.h>" nogil:
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
+    int Py_MakePendingCalls() except -1
 
 cdef int _LIMIT = 1024  # how many jobs may be queued before an explicit close waits for older ones
 
@@ -56,6 +57,8 @@ cdef pthread_cond_t _changed
 cdef pthread_t _thread
 cdef bint _running = False
 cdef bint _stopping = False
+cdef bint _ended = False        # the reaper has left its loop
+cdef int _in_driver = 0         # the reaper is giving something back at this moment
 cdef Job* _jobs = NULL          # waiting, oldest first
 cdef Job* _last = NULL
 cdef Job* _stuck = NULL         # could not be returned; kept so that they are counted
@@ -148,24 +151,40 @@ cdef bint _has_owner(StreamHandle* handle) noexcept nogil:
 
 cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
     """Make one release if its streams are done. True when the job has ended, well or not."""
-    cdef bint idle = True
+    global _in_driver
+    cdef bint idle = True, stopping
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
     cdef const char* function = NULL
     blocked[0] = False
     if job.order != NULL:
-        result = stream_is_idle(job.order, &idle, &function)
+        result = stream_is_capturing(job.order, blocked, &function)
+        if blocked[0]:
+            return False  # until the capture ends, which may be up to a thread that waits for memory
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            result = stream_is_idle(job.order, &idle, &function)
         if result != cydriver.CUresult.CUDA_SUCCESS:
             idle = is_hopeless(result)  # nothing runs there any more, so there is nothing to wait for
             blocked[0] = not idle
     if not idle:
         return False
     job.failure.function = NULL
+    pthread_mutex_lock(&_mutex)
+    stopping = _stopping
+    _in_driver = 1
+    pthread_cond_broadcast(&_changed)
+    pthread_mutex_unlock(&_mutex)
+    if stopping:
+        _in_driver = 0
+        return False
     job.give_back(job.data, &job.failure)
+    pthread_mutex_lock(&_mutex)
+    _in_driver = 0
+    pthread_mutex_unlock(&_mutex)
     return True
 
 
 cdef void* _reap(void* unused) noexcept nogil:
-    global _jobs, _last, _stuck, _job_count, _stuck_count, _unreported, _blocked_count
+    global _ended, _jobs, _last, _stuck, _job_count, _stuck_count, _unreported, _blocked_count
     cdef Job* job
     cdef Job* waiting
     cdef Job* after
@@ -241,6 +260,8 @@ cdef void* _reap(void* unused) noexcept nogil:
             pthread_cond_broadcast(&_changed)
             _sleep(pause)
             pause = min(pause * 2, 2000000)
+    _ended = True
+    pthread_cond_broadcast(&_changed)
     pthread_mutex_unlock(&_mutex)
     return NULL
 
@@ -298,6 +319,17 @@ cdef int wait_for_room() except -1:
     return 0
 
 
+cdef void wait_a_moment() noexcept:
+    """Give the reaper a few milliseconds to empty the queue. It is a courtesy and has a bound, whatever runs."""
+    cdef int rounds = 0
+    with nogil:
+        pthread_mutex_lock(&_mutex)
+        while _job_count and _running and _blocked_count < _job_count and rounds < 20:
+            _sleep(1000000)
+            rounds += 1
+        pthread_mutex_unlock(&_mutex)
+
+
 cdef bint drain_for_memory() noexcept nogil:
     """Wait until every queued release is made that can be. True if there was any.
 
@@ -338,20 +370,31 @@ def drain(timeout=None):
             if left > 0:
                 left -= 1
         pthread_mutex_unlock(&_mutex)
+    Py_MakePendingCalls()  # what the reaper has left to Python: reports, and streams that Python keeps alive
     return _job_count == 0
 
 
 def _abandon():
     """At exit: stop the reaper and leave what is queued to the end of the process."""
     global _stopping, _running
+    cdef timespec until
+    cdef bint ended
     if not _running:
         return
     with nogil:
         pthread_mutex_lock(&_mutex)
         _stopping = True
         pthread_cond_broadcast(&_changed)
+        clock_gettime(CLOCK_REALTIME, &until)
+        until.tv_sec += 1
+        while _running and _in_driver == 0 and not _ended:
+            if pthread_cond_timedwait(&_changed, &_mutex, &until) != 0:
+                break
+        ended = _ended
         pthread_mutex_unlock(&_mutex)
-        pthread_join(_thread, NULL)
+        if ended:
+            pthread_join(_thread, NULL)
+    # Else it is inside a free that waits for the device. It is left there: the process ends under it.
     _running = False
 
 

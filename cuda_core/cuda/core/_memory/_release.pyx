@@ -16,6 +16,9 @@ from cuda.core._memory._allocation cimport (
     CLOSE_IN_PROGRESS,
     CLOSE_LENT,
     CLOSE_NOTHING,
+    NEVER_WAIT,
+    QUEUE_IF_BUSY,
+    WAIT,
     Record,
     record_ended,
 )
@@ -74,7 +77,7 @@ class CloseResult(enum.Enum):
     NOTHING = 4
 
 
-cdef int release(Record record, int event, StreamHandle* order, bint may_wait) except -1:
+cdef int release(Record record, int event, StreamHandle* order, int waiting) except -1:
     """End an allocation as far as its word allows.
 
     Parameters
@@ -85,8 +88,8 @@ cdef int release(Record record, int event, StreamHandle* order, bint may_wait) e
         ``EVENT_BEGIN_RELEASE`` for an explicit close, ``EVENT_BEGIN_AUTOMATIC_RELEASE`` otherwise.
     order
         The stream that orders this release, or NULL for the record's own. It is used for this attempt only.
-    may_wait
-        Whether the release may wait for work in flight. Otherwise it is queued behind it.
+    waiting
+        ``WAIT``, ``QUEUE_IF_BUSY`` or ``NEVER_WAIT``: what to do about work in flight.
 
     Returns
     -------
@@ -104,7 +107,7 @@ cdef int release(Record record, int event, StreamHandle* order, bint may_wait) e
         if record.state() == STATE_RELEASED:  # borrowed: the transition is all there is to do
             record.forget()
             return CLOSE_DONE
-        return _run_deleter(record, order, may_wait)
+        return _run_deleter(record, order, waiting)
     if verdict == VERDICT_LENT:
         if record.range is not None:
             if heir is None:
@@ -123,14 +126,14 @@ cdef int release(Record record, int event, StreamHandle* order, bint may_wait) e
     raise record.refusal(verdict, "closed")
 
 
-cdef int _run_deleter(Record record, StreamHandle* order, bint may_wait) except -1:
+cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1:
     """Run the deleter of a record that is claimed for release, and commit or abort."""
     cdef int outcome
     # The deleter may wait without the GIL, and another thread may replace the record's stream meanwhile.
     order = retain_stream(record.stream if order == NULL else order)
     record.set_claiming_thread(PyThread_get_thread_ident())
     try:
-        outcome = record.deleter(record, order, may_wait)
+        outcome = record.deleter(record, order, waiting)
     except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
         record.set_claiming_thread(0)
         if isinstance(error, CUDAError) and is_hopeless(<cydriver.CUresult><int>error.result):
@@ -160,7 +163,7 @@ cdef int finish_loans(Record record) except -1:
         holder.forget()
         return CLOSE_DONE
     try:
-        return _run_deleter(holder, NULL, False)
+        return _run_deleter(holder, NULL, NEVER_WAIT)
     except BaseException as error:
         _report_failed(holder, error, "could not be returned after its last loan")
     return CLOSE_NOTHING
@@ -184,7 +187,7 @@ cdef int release_from_collection(Record record) noexcept:
                 )
             return 0
         if (
-            release(record, EVENT_BEGIN_AUTOMATIC_RELEASE, NULL, False) == CLOSE_NOTHING
+            release(record, EVENT_BEGIN_AUTOMATIC_RELEASE, NULL, NEVER_WAIT) == CLOSE_NOTHING
             and record.state() == STATE_OWNED
             and not record.reported
         ):
@@ -279,13 +282,15 @@ cdef int wait_for_order(StreamHandle* order) except -1:
     return 0
 
 
-cdef bint must_queue(StreamHandle* order) except -1:
+cdef bint must_queue(StreamHandle* order, int waiting) except -1:
     """Whether a release behind this stream would have to wait. A dead context has nothing left to wait for."""
     cdef bint idle = True
     cdef const char* function = NULL
     cdef cydriver.CUresult result
-    if order == NULL:
+    if waiting == WAIT or order == NULL:
         return False
+    if waiting == QUEUE_IF_BUSY:
+        ensure_not_capturing(order)
     with nogil:
         result = stream_is_idle(order, &idle, &function)
     if is_hopeless(result):

@@ -57,6 +57,14 @@ __all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
 # Set by the device module when it is imported; modules below it cannot import it.
 device_factory = None
 
+cdef bint _worth_another_try(Failure* failure) noexcept nogil:
+    """Whether memory was short and the queue has given some back. The failure is then forgotten."""
+    if failure.result != cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY or not drain_for_memory():
+        return False
+    failure.function = NULL
+    return True
+
+
 cdef bint _give_back(void* data, Failure* failure) noexcept nogil:
     return return_parts(<Parts*>data, failure)
 
@@ -66,13 +74,13 @@ cdef bint _discard(void* data, Failure* failure) noexcept nogil:
     return True
 
 
-cdef int _return_range(Record record, StreamHandle* order, bint may_wait) except -1:
+cdef int _return_range(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter of virtual memory: after the ordering stream, every part of the range by its own record."""
     cdef VirtualMemoryResource resource = record.resource
     if record.range.is_empty():
         resource._retry_leftovers()
         return CLOSE_DONE
-    if may_wait or not must_queue(order):
+    if not must_queue(order, waiting):
         resource._return_parts(record.range, record, order)
         return CLOSE_DONE
     return resource._queue_parts(record, order)
@@ -251,8 +259,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         self._retry_leftovers()
         with nogil:
             done = range_.move(reserved, alignment, hint, &request, &failure)
-            if not done and failure.result == cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY and drain_for_memory():
-                failure.function = NULL
+            if not done and _worth_another_try(&failure):
                 done = range_.move(reserved, alignment, hint, &request, &failure)
         if not done:
             raise self._failed(range_, failure)
@@ -484,12 +491,16 @@ cdef class VirtualMemoryResource(IndexedResource):
             if range_.capacity:
                 with nogil:
                     outcome = range_.grow_in_place(more, granularity, &request, &failure)
+                    if outcome == GROW_FAILED and _worth_another_try(&failure):
+                        outcome = range_.grow_in_place(more, granularity, &request, &failure)
             if outcome == GROW_ELSEWHERE:
                 # Retiring the old addresses would wait for the recorded stream. If that is being captured, say so now.
                 ensure_not_capturing(old.stream)
                 target = max(rounded, round_up(options.reserve_size, granularity, "reserve_size"))
                 with nogil:
                     moved = range_.move(target, alignment, 0, &request, &failure)
+                    if not moved and _worth_another_try(&failure):
+                        moved = range_.move(target, alignment, 0, &request, &failure)
                 outcome = GROWN if moved else GROW_FAILED
             if outcome == GROW_FAILED:
                 raise error_for(failure.result, failure.function)
