@@ -54,10 +54,10 @@ closed.close()
 """
 
 
-@pytest.mark.parametrize("options", [(), ("-W", "error"), ("-X", "dev")], ids=["plain", "warnings", "dev"])
+@pytest.mark.parametrize("options", [("-W", "error"), ("-X", "dev")], ids=["warnings are errors", "dev"])
 @pytest.mark.parametrize(
     "how",
-    ["plain", "sys.exit", "os._exit", "threads", "module", "builtins", "exception in atexit", "no names"],
+    ["plain", "sys.exit", "os._exit", "threads", "module", "builtins", "closed at exit", "collected at exit"],
 )
 def test_exit_01_everything_alive_at_exit_is_silent(how, options):
     more = {
@@ -154,12 +154,13 @@ for number in itertools.count():
             else:
                 buffer = source.resource.modify_allocation(buffer, 2 * GRANULE)
         part = buffer[0:16]
-        if number % 3 == 0:
+        if number % 3 == 0 or source.name == "python":  # Python loses an interrupt in a finalizer that is Python
+            part.close()
             buffer.close()
         elif number % 3 == 1:
             buffer.close(wait=False)
         part.close()
-        del buffer
+        del buffer, part
 """
 
 

@@ -230,6 +230,24 @@ def test_whatever_a_deallocate_raises_comes_out_of_close(device, how, error):
     assert buffer.close() is CloseResult.DONE
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit], ids=lambda e: e.__name__)
+def test_an_interrupt_at_the_last_loan_comes_out(device, error):
+    """An author's failure at the end of the last loan is reported; what stops the program must stop it."""
+    asked = []
+
+    def free(ptr, size, stream):
+        asked.append(ptr)
+        check(driver.cuMemFree(ptr))
+        raise error
+
+    buffer = Buffer.from_handle(int(check(driver.cuMemAlloc(512))), 512, deallocate=free)
+    part = buffer[0:16]
+    assert buffer.close() is CloseResult.LENT
+    with warnings_seen(), pytest.raises(error):
+        part.close()
+    assert len(asked) == 1
+
+
 def test_a_driver_error_of_an_author_is_not_hopeless(device):
     """A Python ``deallocate`` that lets a ``CUDAError`` of its own through has promised that nothing was freed."""
 
