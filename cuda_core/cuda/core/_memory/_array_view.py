@@ -40,7 +40,9 @@ class ArrayView:
                 raise ValueError(f"{size} bytes are no whole number of elements of {itemsize}")
             extents = (size // itemsize,)
         else:
-            extents = tuple(operator.index(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+            extents = tuple(
+                operator.index(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,))
+            )
             total = itemsize
             for extent in extents:
                 if extent < 0:

@@ -371,7 +371,7 @@ cdef class Buffer(Record):
         cdef StreamHandle* order = bind_stream(Stream_accept(stream))
         try:
             self.ensure_usable()
-        except:
+        except BaseException:
             release_stream(order)
             raise
         self.stream = add_stream(self.stream, order)
@@ -447,7 +447,7 @@ cdef class Buffer(Record):
             extent = <Py_ssize_t*>malloc(2 * sizeof(Py_ssize_t))
             if extent == NULL:
                 raise MemoryError("no memory for a view")
-        except:
+        except BaseException:
             view.obj = None
             end_loan(self)
             raise

@@ -8,7 +8,8 @@ succeed, on nothing. So records keep the generation that they began in, and a re
 from libc.stdint cimport uint16_t
 
 cdef extern from "<pthread.h>" nogil:
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil, void (*child)() noexcept nogil)
+    ctypedef void (*ForkHandler)() noexcept nogil
+    int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
 
 cdef uint16_t _generation = 0
 

@@ -118,7 +118,8 @@ cdef class IndexedResource(MemoryResource):
     cdef int own(self, Buffer buffer) except -1:
         if buffer.size and self._owned_holding(buffer.pointer) is not None:
             raise OwnershipError(
-                f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; two would free it twice"
+                f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; "
+                "two would free it twice"
             )
         self.begin_owning(buffer)
         return self.remember(buffer)
@@ -203,13 +204,15 @@ cdef class IndexedResource(MemoryResource):
         if holder == HELD_BY_ALLOCATION:
             allocation = holding.record()
         if size != holding.size:
-            raise ValueError(f"size must be {holding.size}, that of the allocation at {<size_t>address:#x}, got {size}")
+            raise ValueError(
+                f"size must be {holding.size}, that of the allocation at {<size_t>address:#x}, got {size}"
+            )
         if allocation is not None:
             begin_hand_over(allocation, TAKER_DETACHED, "freed")
         holding.being_freed = True
         try:
             self.free_holding(address, holding, order)
-        except:  # noqa: E722  it can be tried again, or adopted
+        except BaseException:  # it can be tried again, or adopted
             self.end_free(address, holding, False)
             if allocation is not None:
                 abort_hand_over(allocation)

@@ -83,7 +83,7 @@ cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1
     what.host = resource.ordinal() < 0
     try:
         job = new_job(_give_back, _discard, what)
-    except:
+    except BaseException:
         free(what)
         raise
     job.order = retain_stream(order)
@@ -92,7 +92,7 @@ cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1
     holding = resource.begin_free(record.pointer, record)
     try:
         enqueue(job)
-    except:  # noqa: E722  nothing was queued, and the record still owns it
+    except BaseException:  # nothing was queued, and the record still owns it
         resource.end_free(record.pointer, holding, False)
         discard_job(job)
         raise
@@ -170,7 +170,7 @@ cdef class PlainResource(IndexedResource):
             return 0  # freed already, inside this very release
         try:
             self._free(record.pointer)
-        except:  # noqa: E722  the record still owns it
+        except BaseException:  # the record still owns it
             self.end_free(record.pointer, holding, False)
             raise
         self.end_free(record.pointer, holding, True)

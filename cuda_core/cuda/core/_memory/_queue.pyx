@@ -37,7 +37,8 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
     int pthread_cond_timedwait(pthread_cond_t*, pthread_mutex_t*, const timespec*)
     int pthread_cond_broadcast(pthread_cond_t*)
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil, void (*child)() noexcept nogil)
+    ctypedef void (*ForkHandler)() noexcept nogil
+    int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
 
 cdef extern from "<time.h>" nogil:
     ctypedef struct timespec:
@@ -64,7 +65,7 @@ cdef Job* _last = NULL
 cdef Job* _stuck = NULL         # could not be returned; kept so that they are counted
 cdef long _job_count = 0
 cdef long _stuck_count = 0
-cdef long _blocked_count = 0    # of the waiting jobs, how many the last round found behind a capture or a failure to ask
+cdef long _blocked_count = 0    # of the waiting ones, how many were found behind a capture or a failure to ask
 cdef long _unreported = 0
 
 

@@ -331,7 +331,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         cdef Job* job
         try:
             job = new_job(_give_back, _discard, parts)
-        except:
+        except BaseException:
             del_parts(parts)
             raise
         job.order = retain_stream(order)
@@ -341,7 +341,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         range_.give_parts_away(parts)
         try:
             enqueue(job)
-        except:
+        except BaseException:
             range_.take_parts_back(parts)
             self.end_free(range_.base, holding, False)
             discard_job(job)
@@ -388,7 +388,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         range_.adopt(address, size)
         try:
             self._return_parts(range_, None, order)
-        except:
+        except BaseException:
             range_.abandon()
             raise
         return 0
@@ -504,7 +504,7 @@ cdef class VirtualMemoryResource(IndexedResource):
                 outcome = GROWN if moved else GROW_FAILED
             if outcome == GROW_FAILED:
                 raise error_for(failure.result, failure.function)
-        except:  # noqa: E722  also for KeyboardInterrupt: the word must not stay claimed
+        except BaseException:  # also for KeyboardInterrupt: the word must not stay claimed
             old.apply(EVENT_ABORT_TRANSFER)
             raise
 
