@@ -83,7 +83,8 @@ CUresult check_capture_allows() {
     for (auto &capture : captures()) {
         bool own = capture->thread == thread_number() && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
         bool global = capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
-        if (!capture->invalid && (own || global)) {
+        // A capture that is already broken still refuses.
+        if (own || global) {
             capture->invalid = true;
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
@@ -94,29 +95,33 @@ CUresult check_capture_allows() {
 CUresult check_no_capture_in(Context &context) {
     CUresult result = CUDA_SUCCESS;
     for (auto &capture : captures())
-        if (capture->origin->context == &context && !capture->invalid) {
+        if (capture->origin->context == &context) {
             capture->invalid = true;
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
     return result;
 }
 
-CUresult check_legacy_allowed(Context &context) {
+CUresult check_legacy_allowed(Context &context, bool invalidate) {
     CUresult result = CUDA_SUCCESS;
     for (auto &capture : captures())
         for (auto &entry : capture->last)
-            if (entry.first->context == &context && entry.first->blocking() && !capture->invalid) {
-                capture->invalid = true;
+            if (entry.first->context == &context && entry.first->blocking()) {
+                capture->invalid |= invalidate;
                 result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
             }
     return result;
 }
 
-CUresult check_wait_for(Stream &stream) {
+CUresult check_not_capturing(Stream &stream) {
     if (!stream.capture)
-        return check_capture_allows();
+        return CUDA_SUCCESS;
     stream.capture->invalid = true;
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult check_wait_for(Stream &stream) {
+    return stream.capture ? check_not_capturing(stream) : check_capture_allows();
 }
 
 Node *capture_node(Stream &stream, CUgraphNodeType type) {
@@ -131,9 +136,13 @@ Node *capture_node(Stream &stream, CUgraphNodeType type) {
     return result;
 }
 
+CUresult check_capture_whole(const Stream &stream) {
+    return stream.capture && stream.capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
 CUresult capture_work(Stream &stream, Work work) {
-    if (stream.capture->invalid)
-        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (CUresult bad = check_capture_whole(stream))
+        return bad;
     Node *node = capture_node(stream, node_type(work.kind));
     node->work = std::move(work);
     return CUDA_SUCCESS;
@@ -142,6 +151,7 @@ CUresult capture_work(Stream &stream, Work work) {
 CUresult capture_record(Stream &stream, Event &event) {
     if (stream.capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    event.captured = true;
     event.captured_in = stream.capture;
     event.captured_behind.clear();
     for (Node *node : stream.capture->last[&stream])
@@ -151,10 +161,15 @@ CUresult capture_record(Stream &stream, Event &event) {
 
 // A wait for an event that was captured joins the stream to the capture.
 CUresult capture_wait(Stream &stream, Event &event) {
+    if (CUresult bad = check_capture_whole(stream))
+        return bad;
     std::shared_ptr<Capture> source = event.captured_in.lock();
+    if (!source && event.captured) {  // in a capture that has ended
+        if (stream.capture)
+            stream.capture->invalid = true;
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     if (!source) {
-        if (stream.capture->invalid)
-            return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         if (!event.recorded)
             return CUDA_SUCCESS;
         stream.capture->invalid = true;
@@ -210,8 +225,10 @@ DRIVER_CALL_ON_STREAM("cuStreamEndCapture", cuStreamEndCapture, 10000, (CUstream
         return CUDA_ERROR_ILLEGAL_STATE;
     if (capture->origin != s)
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_number())
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_number()) {
+        finish(capture);
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    }
     bool whole = capture->invalid || joined(*capture);
     finish(capture);
     if (capture->invalid)
@@ -228,13 +245,10 @@ DRIVER_CALL_ON_STREAM("cuStreamIsCapturing", cuStreamIsCapturing, 10000,
                       (CUstream stream, CUstreamCaptureStatus *captureStatus), (stream, captureStatus)) {
     Lock lock(driver().mutex);
     Stream *s;
-    if (CUresult bad = resolve_stream(stream, s))
+    if (CUresult bad = resolve_stream(stream, s, LegacyUse::Asked))
         return bad;
     if (!captureStatus)
         return CUDA_ERROR_INVALID_VALUE;
-    if (s->is_legacy)
-        if (CUresult bad = check_legacy_allowed(*s->context))
-            return bad;
     *captureStatus = !s->capture          ? CU_STREAM_CAPTURE_STATUS_NONE
                      : s->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                            : CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -250,7 +264,7 @@ DRIVER_CALL_ON_STREAM("cuStreamGetCaptureInfo", cuStreamGetCaptureInfo_v3, 12030
                        numDependencies_out)) {
     Lock lock(driver().mutex);
     Stream *s;
-    if (CUresult bad = resolve_stream(stream, s))
+    if (CUresult bad = resolve_stream(stream, s, LegacyUse::Asked))
         return bad;
     if (!captureStatus_out)
         return CUDA_ERROR_INVALID_VALUE;

@@ -2,6 +2,7 @@
 // Copies and sets.
 #include "driver.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace sim {
@@ -30,9 +31,16 @@ struct Set {
     std::size_t columns, rows;
 };
 
-CUresult check(const Set &set, Context &context) {
-    if (set.destination % set.width || (set.rows > 1 && set.pitch % set.width))
-        return CUDA_ERROR_INVALID_VALUE;
+CUresult check_shape(const Set &set) {
+    if (set.columns == 0 || set.rows == 0)
+        return CUDA_SUCCESS;
+    bool aligned = set.destination % set.width == 0 && (set.rows <= 1 || set.pitch % set.width == 0);
+    return aligned ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult check(const Set &set, Context &context, bool captured) {
+    if (CUresult bad = check_shape(set))
+        return bad;
     std::size_t row_bytes;
     if (__builtin_mul_overflow(set.columns, set.width, &row_bytes))
         return CUDA_ERROR_INVALID_VALUE;
@@ -43,18 +51,21 @@ CUresult check(const Set &set, Context &context) {
     std::size_t bytes;
     if (__builtin_mul_overflow(set.rows - 1, set.pitch, &bytes) || __builtin_add_overflow(bytes, row_bytes, &bytes))
         return CUDA_ERROR_INVALID_VALUE;
-    return check_use(set.destination, bytes, context, Use::Write);
+    return check_use(set.destination, bytes, context, Use::Write, captured);
 }
 
 CUresult set_on(Lock &lock, Stream &stream, Set set) {
-    // What a capture records is looked at when it runs.
-    if (!stream.capture)
-        if (CUresult bad = check(set, *stream.context))
-            return bad;
+    if (CUresult bad = check_capture_whole(stream))
+        return bad;
+    // The memory that a captured set names is looked at when the graph is instantiated.
+    if (CUresult bad = stream.capture ? check_shape(set) : check(set, *stream.context, false))
+        return bad;
     if (set.columns == 0 || set.rows == 0)
         return CUDA_SUCCESS;
     Work work;
     work.kind = WorkKind::Set;
+    if (stream.capture)
+        work.check = [set, context = stream.context] { return check(set, *context, true); };
     work.run = [set, &context = *stream.context] {
         std::size_t bytes = (set.rows - 1) * set.pitch + set.columns * set.width;
         if (!still_there(set.destination, bytes, context, true))
@@ -100,23 +111,27 @@ std::function<CUresult()> copy_of(Address destination, Address source, std::size
 
 CUresult copy_on(Lock &lock, Stream &stream, Address destination, Address source, std::size_t bytes, Sides sides,
                  bool wait) {
+    if (CUresult bad = check_capture_whole(stream))
+        return bad;
     if (bytes == 0)
         return CUDA_SUCCESS;
     Context &context = *stream.context;
+    bool host_may_write = sides == Sides::Any || sides == Sides::DeviceToHost;
+    bool host_may_read = sides == Sides::Any || sides == Sides::HostToDevice;
+    bool to_pageable = is_pageable(destination), from_pageable = is_pageable(source);
+    if (CUresult bad = check_use(destination, bytes, context, host_may_write ? Use::CopyWrite : Use::DeviceWrite,
+                                 stream.capture != nullptr))
+        return bad;
+    if (CUresult bad = check_use(source, bytes, context, host_may_read ? Use::CopyRead : Use::DeviceRead,
+                                 stream.capture != nullptr))
+        return bad;
+    if ((to_pageable && !host_may_write) || (from_pageable && !host_may_read))
+        return CUDA_ERROR_INVALID_VALUE;
     if (stream.capture) {
         Work work;
         work.run = copy_of(destination, source, bytes, context);
         return submit(lock, stream, std::move(work));
     }
-    bool host_may_write = sides == Sides::Any || sides == Sides::DeviceToHost;
-    bool host_may_read = sides == Sides::Any || sides == Sides::HostToDevice;
-    if (CUresult bad = check_use(destination, bytes, context, Use::CopyWrite))
-        return bad;
-    if (CUresult bad = check_use(source, bytes, context, Use::CopyRead))
-        return bad;
-    bool to_pageable = is_pageable(destination), from_pageable = is_pageable(source);
-    if ((to_pageable && !host_may_write) || (from_pageable && !host_may_read))
-        return CUDA_ERROR_INVALID_VALUE;
     Work work;
     if (from_pageable && !wait && work_is_queued()) {
         // The driver has read pageable memory when the call returns: the program may change it.
@@ -204,6 +219,40 @@ DRIVER_CALL_ON_STREAM("cuMemcpyDtoDAsync", cuMemcpyDtoDAsync_v2, 3020,
                       (CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream stream),
                       (dstDevice, srcDevice, ByteCount, stream)) {
     return copy_later(stream, dstDevice, srcDevice, ByteCount, Sides::DeviceToDevice);
+}
+
+// Copies of a batch are in no order among themselves; here they run one after the other.
+static CUresult copy_batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
+                           size_t *attrsIdxs, size_t numAttrs, CUstream handle) {
+    Lock lock(driver().mutex);
+    Stream *stream;
+    if (CUresult bad = resolve_stream(handle, stream))
+        return bad;
+    if (stream->capture)  // which survives this
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (!dsts || !srcs || !sizes || count == 0 || !attrs || !attrsIdxs || numAttrs == 0 || numAttrs > count ||
+        stream->is_legacy || attrsIdxs[0] != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < numAttrs; ++i) {
+        if (i && (attrsIdxs[i] <= attrsIdxs[i - 1] || attrsIdxs[i] >= count))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (attrs[i].srcAccessOrder < CU_MEMCPY_SRC_ACCESS_ORDER_STREAM ||
+            attrs[i].srcAccessOrder > CU_MEMCPY_SRC_ACCESS_ORDER_ANY)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (std::find(sizes, sizes + count, 0u) != sizes + count)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; ++i)
+        if (CUresult bad = copy_on(lock, *stream, dsts[i], srcs[i], sizes[i], Sides::Any, false))
+            return bad;
+    return CUDA_SUCCESS;
+}
+
+DRIVER_CALL_ON_STREAM("cuMemcpyBatchAsync", cuMemcpyBatchAsync_v2, 13000,
+                      (CUdeviceptr * dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
+                       size_t *attrsIdxs, size_t numAttrs, CUstream stream),
+                      (dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, stream)) {
+    return copy_batch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, stream);
 }
 
 DRIVER_CALL_ON_DEFAULT_STREAM("cuMemsetD8", cuMemsetD8_v2, 3020, (CUdeviceptr dstDevice, unsigned char uc, size_t N),

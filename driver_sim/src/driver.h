@@ -60,6 +60,7 @@ enum class WorkKind { Memory, Set, Record, Wait, HostFunction, PoolFree };
 
 struct Work {
     WorkKind kind = WorkKind::Memory;
+    std::function<CUresult()> check;  // Set in a capture: what an instantiation looks at
     std::function<CUresult()> run;  // HostFunction runs on the callback thread, without the mutex
     std::shared_ptr<Marker> marker;  // Record: what to complete; Wait: what to wait for
     std::uint64_t order = 0;         // place in the order of all submissions
@@ -95,7 +96,8 @@ struct Event {
     unsigned flags = 0;
     std::shared_ptr<Marker> recorded;
     std::shared_ptr<SharedEventPage> shared;
-    std::weak_ptr<Capture> captured_in;  // when the last record was captured
+    bool captured = false;               // the last record was
+    std::weak_ptr<Capture> captured_in;
     std::vector<Node *> captured_behind;
 };
 
@@ -122,7 +124,8 @@ struct Device {
     unsigned retained = 0;
     Pool *default_pool = nullptr;
     Pool *current_pool = nullptr;
-    std::size_t graph_used = 0, graph_spare = 0;  // memory of graphs, and what is kept for the next
+    std::size_t graph_used = 0, graph_reserved = 0;  // memory of graphs: what they need, what is taken for it
+    std::size_t graph_idle_used = 0, graph_idle_reserved = 0;  // of them: of graphs that are gone, until a trim
     std::size_t graph_used_high = 0, graph_reserved_high = 0;
 
     bool take(std::size_t bytes) {
@@ -268,7 +271,10 @@ std::uint64_t thread_number();
 
 // --- streams (stream.cpp, work_queue.cpp) ---
 
-CUresult resolve_stream(CUstream handle, Stream *&stream);
+// Using the legacy stream would wait for blocking streams, which a capturing one cannot allow: that breaks the
+// capture, and only asking whether it is capturing does not.
+enum class LegacyUse { Used, Asked };
+CUresult resolve_stream(CUstream handle, Stream *&stream, LegacyUse use = LegacyUse::Used);
 CUresult bad_stream(const Stream *stream);  // what a handle that names no stream is answered with
 CUresult default_stream(Stream *&stream);  // of the current context, legacy or per-thread
 Stream *legacy_stream(Context &context);
@@ -280,7 +286,7 @@ bool ordered_behind(const Stream &stream, Stream &other, std::uint64_t order);
 void wait_for_stream(Lock &lock, Stream &stream);
 void wait_for_marker(Lock &lock, const std::shared_ptr<Marker> &marker);
 void wait_for_context(Lock &lock, Context &context);
-bool context_idle(Context &context);
+bool blocking_streams_idle(Context &context);
 bool work_is_queued();  // whether what is submitted now may run later
 void forget_work(Context &context);  // of a context that ends
 void run_everything(Lock &lock);
@@ -298,8 +304,11 @@ CUresult check_capture_allows();
 CUresult check_no_capture_in(Context &context);
 // The same for asking or waiting for one stream: in any mode if it is the capturing one.
 CUresult check_wait_for(Stream &stream);
-// Work on the legacy stream would wait for blocking streams, which a capturing one cannot allow.
-CUresult check_legacy_allowed(Context &context);
+CUresult check_legacy_allowed(Context &context, bool invalidate);
+// For the few questions about a stream that its capture does not survive.
+CUresult check_not_capturing(Stream &stream);
+// Refuses what a broken capture refuses, down to copies of nothing.
+CUresult check_capture_whole(const Stream &stream);
 CUresult capture_work(Stream &stream, Work work);
 CUresult capture_record(Stream &stream, Event &event);
 CUresult capture_wait(Stream &stream, Event &event);
@@ -332,12 +341,13 @@ struct Place {  // what an address belongs to
     std::uint64_t id = 0;
 };
 
-enum class Use { Read, Write, CopyRead, CopyWrite };
+// Sets, copies on a side that may be host memory, and copies on a side that is device memory.
+enum class Use { Write, CopyRead, CopyWrite, DeviceRead, DeviceWrite };
 
 Place place_of(Address address);
 bool in_our_space(Address address);
 // Whether work of `context` may use the bytes; pageable host memory is fine for copies only.
-CUresult check_use(Address address, std::size_t bytes, Context &context, Use use);
+CUresult check_use(Address address, std::size_t bytes, Context &context, Use use, bool captured = false);
 // Whether the bytes are still there, and accessible, when the work of `context` that uses them runs.
 bool still_there(Address address, std::size_t bytes, const Context &context, bool write);
 bool is_pageable(Address address);

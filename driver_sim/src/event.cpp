@@ -12,14 +12,16 @@ CUresult known(CUevent handle, Event *&event) {
 
 // An event that was last recorded in a capture has nothing that could be waited for.
 CUresult check_wait(const Event &event) {
-    if (std::shared_ptr<Capture> capture = event.captured_in.lock()) {
+    if (std::shared_ptr<Capture> capture = event.captured_in.lock(); capture && !capture->invalid) {
         capture->invalid = true;
         return CUDA_ERROR_CAPTURED_EVENT;
     }
+    if (event.captured)
+        return CUDA_ERROR_INVALID_VALUE;
     return check_capture_allows();
 }
 
-CUresult record(CUevent handle, CUstream stream_handle) {
+CUresult record(CUevent handle, CUstream stream_handle, unsigned flags) {
     Lock lock(driver().mutex);
     Stream *stream;
     if (CUresult bad = resolve_stream(stream_handle, stream))
@@ -31,6 +33,9 @@ CUresult record(CUevent handle, CUstream stream_handle) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture)
         return capture_record(*stream, *event);
+    if (flags & CU_EVENT_RECORD_EXTERNAL)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    event->captured = false;
     event->captured_in.reset();
     Work work;
     work.kind = WorkKind::Record;
@@ -85,7 +90,7 @@ DRIVER_CALL("cuEventDestroy", cuEventDestroy_v2, 4000, (CUevent hEvent), (hEvent
 }
 
 DRIVER_CALL_ON_STREAM("cuEventRecord", cuEventRecord, 2000, (CUevent hEvent, CUstream stream), (hEvent, stream)) {
-    return record(hEvent, stream);
+    return record(hEvent, stream, 0);
 }
 
 // Partly: in a capture, the external flag makes no node of its own.
@@ -93,7 +98,7 @@ DRIVER_CALL_ON_STREAM("cuEventRecordWithFlags", cuEventRecordWithFlags, 11010,
                       (CUevent hEvent, CUstream stream, unsigned int flags), (hEvent, stream, flags)) {
     if (flags & ~unsigned(CU_EVENT_RECORD_EXTERNAL))
         return CUDA_ERROR_INVALID_VALUE;
-    return record(hEvent, stream);
+    return record(hEvent, stream, flags);
 }
 
 DRIVER_CALL("cuEventQuery", cuEventQuery, 2000, (CUevent hEvent), (hEvent)) {
@@ -133,8 +138,12 @@ static CUresult elapsed(float *milliseconds, CUevent start_handle, CUevent end_h
         return bad;
     if (!milliseconds)
         return CUDA_ERROR_INVALID_VALUE;
-    if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) || !start->recorded || !end->recorded)
-        return CUDA_ERROR_INVALID_HANDLE;
+    for (Event *event : {start, end}) {
+        if (event->captured)
+            return CUDA_ERROR_INVALID_VALUE;
+        if ((event->flags & CU_EVENT_DISABLE_TIMING) || !event->recorded)
+            return CUDA_ERROR_INVALID_HANDLE;
+    }
     if (!start->recorded->done || !end->recorded->done)
         return CUDA_ERROR_NOT_READY;
     *milliseconds = float(end->recorded->milliseconds - start->recorded->milliseconds);

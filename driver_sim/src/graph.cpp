@@ -25,8 +25,16 @@ CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle, unsigned long lo
     constexpr unsigned long long known_flags =
         CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
         CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+    if (CUresult bad = check_capture_allows())
+        return bad;
     if (!handle || !graph || (flags & ~known_flags))
         return CUDA_ERROR_INVALID_VALUE;
+    if (graph->memory && graph->memory->executables)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    for (auto &node : graph->nodes)
+        if (node->work.check)
+            if (CUresult bad = node->work.check())
+                return bad;
     auto made = std::make_unique<ExecutableGraph>();
     std::map<Node *, std::size_t> position;
     for (auto &node : graph->nodes) {
@@ -37,6 +45,9 @@ CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle, unsigned long lo
         made->steps.push_back({node->type, std::move(behind), node->work, node->block});
     }
     made->memory = graph->memory;
+    made->borrowed = graph->borrowed;
+    if (made->memory)
+        ++made->memory->executables;
     made->flags = flags;
     made->user_objects = graph->user_objects;
     for (auto &entry : made->user_objects)
@@ -48,12 +59,19 @@ CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle, unsigned long lo
 
 CUresult launch(Lock &lock, ExecutableGraph &graph, Stream &stream) {
     bool auto_free = graph.flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    std::map<GraphBlock *, bool> allocated;  // as the steps run
+    for (auto &step : graph.steps) {
+        if (!step.block)
+            continue;
+        bool &is = allocated.emplace(step.block, step.block->armed).first->second;
+        bool allocates = step.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+        if (is == allocates && !(allocates && auto_free))
+            return CUDA_ERROR_INVALID_VALUE;
+        is = allocates;
+    }
     for (auto &step : graph.steps)
-        if (step.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && step.block->armed) {
-            if (!auto_free)
-                return CUDA_ERROR_INVALID_VALUE;
+        if (auto_free && step.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && step.block->armed)
             free_graph_memory(step.block->base);
-        }
     if (graph.memory)
         if (CUresult bad = prepare_memory(*graph.memory))
             return bad;
@@ -68,7 +86,9 @@ CUresult launch(Lock &lock, ExecutableGraph &graph, Stream &stream) {
             Work work = step.work;
             // The memory must last until the work has run, whatever happens to the graph meanwhile.
             if (graph.memory && work.kind != WorkKind::HostFunction)
-                work.run = [run = step.work.run, memory = graph.memory] { return run(); };
+                work.run = [run = step.work.run, memory = graph.memory, use = graph.memory->in_flight] {
+                    return run();
+                };
             submit(lock, stream, std::move(work));
         }
     }
@@ -236,7 +256,11 @@ DRIVER_CALL("cuGraphExecDestroy", cuGraphExecDestroy, 10000, (CUgraphExec hGraph
     ExecutableGraph *graph = executable_of(hGraphExec);
     if (!graph)
         return CUDA_ERROR_INVALID_VALUE;
+    if (CUresult bad = check_capture_allows())
+        return bad;
     driver().executable_graphs.erase(graph);
+    if (graph->memory)
+        --graph->memory->executables;
     for (auto &entry : graph->user_objects)
         drop(entry.first, entry.second);
     delete graph;

@@ -15,15 +15,18 @@ struct GraphBlock {
     Device *device = nullptr;
     std::uint64_t id = 0;
     bool armed = false;  // allocated by a launch and not yet freed
+    std::weak_ptr<struct GraphMemory> memory;   // that it is a part of
     std::shared_ptr<struct GraphMemory> keeps;  // while armed: the memory outlives graph and executable
 };
 
-// The memory behind all allocations of a graph, shared with what is instantiated from it. It is taken at the
-// first launch; after its end the device keeps it for other graphs until it is trimmed.
+// The memory behind all allocations of a graph, shared with what is instantiated from it. It is taken at a
+// launch and kept, also after the end of the graph, until it is trimmed.
 struct GraphMemory {
     Device *device = nullptr;
     std::vector<std::unique_ptr<GraphBlock>> blocks;
-    std::size_t taken = 0;  // bytes, 0 before the first launch
+    std::size_t used = 0, reserved = 0;  // bytes, 0 before a launch
+    std::shared_ptr<int> in_flight = std::make_shared<int>();  // held by submitted work that uses it
+    unsigned executables = 0;  // of a graph with memory there is one at a time
     ~GraphMemory();
 };
 
@@ -44,6 +47,7 @@ struct UserObject {
 struct Graph {
     std::vector<std::unique_ptr<Node>> nodes;  // in an order in which they can run
     std::shared_ptr<GraphMemory> memory;
+    std::vector<std::shared_ptr<GraphMemory>> borrowed;  // of other graphs, that this one frees
     std::map<UserObject *, unsigned> user_objects;
 };
 
@@ -56,6 +60,7 @@ struct ExecutableGraph {
     };
     std::vector<Step> steps;
     std::shared_ptr<GraphMemory> memory;
+    std::vector<std::shared_ptr<GraphMemory>> borrowed;
     std::map<UserObject *, unsigned> user_objects;
     unsigned long long flags = 0;
 };
@@ -81,6 +86,7 @@ CUresult capture_allocation(Stream &stream, std::size_t bytes, Address &address)
 CUresult capture_free(Stream &stream, Address address);
 CUresult free_graph_memory(Address address);
 CUresult prepare_memory(GraphMemory &memory);
+bool has_memory(const GraphBlock &block);
 
 // --- graph.cpp ---
 

@@ -14,9 +14,22 @@ namespace {
 
 std::size_t in_pages(std::size_t bytes) { return (bytes + page_size - 1) / page_size * page_size; }
 
+std::size_t in_chunks(std::size_t bytes) { return (bytes + pool_chunk - 1) / pool_chunk * pool_chunk; }
+
+bool in_use(const GraphMemory &memory) {
+    auto armed = [](auto &block) { return block->armed; };
+    return memory.in_flight.use_count() > 1 || std::any_of(memory.blocks.begin(), memory.blocks.end(), armed);
+}
+
+void return_memory(Device &device, std::size_t used, std::size_t reserved) {
+    device.graph_used -= used;
+    device.graph_reserved -= reserved;
+    device.give_back(reserved);
+}
+
 void set_high(Device &device) {
     device.graph_used_high = std::max(device.graph_used_high, device.graph_used);
-    device.graph_reserved_high = std::max(device.graph_reserved_high, device.graph_used + device.graph_spare);
+    device.graph_reserved_high = std::max(device.graph_reserved_high, device.graph_reserved);
 }
 
 }  // namespace
@@ -28,9 +41,9 @@ GraphMemory::~GraphMemory() {
         d.plain_space.give_back(block->base, in_pages(block->bytes));
         d.graph_blocks.erase(block->base);
     }
-    if (taken) {
-        device->graph_used -= taken;
-        device->graph_spare += taken;
+    if (device) {
+        device->graph_idle_used += used;
+        device->graph_idle_reserved += reserved;
     }
 }
 
@@ -43,6 +56,15 @@ GraphBlock *graph_block_at(Address address) {
     return address < block->base + block->bytes ? block : nullptr;
 }
 
+static std::shared_ptr<GraphMemory> memory_of(Capture &capture, Device &device) {
+    std::shared_ptr<GraphMemory> &memory = capture.graph->memory;
+    if (!memory) {
+        memory = std::make_shared<GraphMemory>();
+        memory->device = &device;
+    }
+    return memory;
+}
+
 CUresult capture_allocation(Stream &stream, std::size_t bytes, Address &address) {
     Driver &d = driver();
     Capture &capture = *stream.capture;
@@ -50,7 +72,7 @@ CUresult capture_allocation(Stream &stream, std::size_t bytes, Address &address)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     address = 0;
     if (bytes == 0)
-        return CUDA_ERROR_INVALID_VALUE;
+        return CUDA_SUCCESS;
     if (bytes > stream.context->device->total)
         return CUDA_ERROR_OUT_OF_MEMORY;
     Address base = d.plain_space.take(in_pages(bytes), page_size);
@@ -61,35 +83,31 @@ CUresult capture_allocation(Stream &stream, std::size_t bytes, Address &address)
     block->bytes = bytes;
     block->device = stream.context->device;
     block->id = d.next_id++;
-    std::shared_ptr<GraphMemory> &memory = capture.graph->memory;
-    if (!memory) {
-        memory = std::make_shared<GraphMemory>();
-        memory->device = block->device;
-    }
+    std::shared_ptr<GraphMemory> memory = memory_of(capture, *block->device);
     d.graph_blocks[base] = block.get();
     capture_node(stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC)->block = block.get();
+    block->memory = memory;
     memory->blocks.push_back(std::move(block));
     return CUDA_SUCCESS;
 }
 
-// Only what the same capture has allocated can be freed in it; anything else leaves the capture as it is.
+// What this or another capture has allocated can be freed in it, once; anything else leaves the capture as it is.
 CUresult capture_free(Stream &stream, Address address) {
     Capture &capture = *stream.capture;
     if (capture.invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (address == 0)
         return CUDA_SUCCESS;
+    memory_of(capture, *stream.context->device);  // an attempt is enough to make it a graph with memory
     GraphBlock *block = graph_block_at(address);
-    bool own = false;
     for (auto &node : capture.graph->nodes)
-        if (block && node->block == block) {
-            if (node->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
-                return CUDA_ERROR_INVALID_VALUE;
-            own = true;
-        }
-    if (!own || block->base != address)
+        if (block && node->block == block && node->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+            return CUDA_ERROR_INVALID_VALUE;
+    if (!block || block->base != address)
         return CUDA_ERROR_INVALID_VALUE;
     capture_node(stream, CU_GRAPH_NODE_TYPE_MEM_FREE)->block = block;
+    if (block->memory.lock() != capture.graph->memory)
+        capture.graph->borrowed.push_back(block->memory.lock());
     return CUDA_SUCCESS;
 }
 
@@ -103,20 +121,35 @@ CUresult free_graph_memory(Address address) {
     return CUDA_SUCCESS;
 }
 
+bool has_memory(const GraphBlock &block) {
+    std::shared_ptr<GraphMemory> memory = block.memory.lock();
+    return memory && memory->reserved;
+}
+
 CUresult prepare_memory(GraphMemory &memory) {
-    if (memory.taken)
+    if (memory.reserved)
         return CUDA_SUCCESS;
-    std::size_t bytes = 0;
-    for (auto &block : memory.blocks)
-        bytes += in_pages(block->bytes);
-    bytes = (bytes + pool_chunk - 1) / pool_chunk * pool_chunk;
+    // Small allocations share memory, a large one has its own.
+    std::size_t all = 0, small = 0, large = 0;
+    for (auto &block : memory.blocks) {
+        all += block->bytes;
+        if (block->bytes < pool_chunk)
+            small += block->bytes;
+        else
+            large += in_chunks(block->bytes);
+    }
+    std::size_t used = in_chunks(all), reserved = in_chunks(small) + large;
     Device &device = *memory.device;
-    std::size_t from_spare = std::min(device.graph_spare, bytes);
-    if (!device.take(bytes - from_spare))
+    std::size_t idle_used = std::min(device.graph_idle_used, used);
+    std::size_t idle_reserved = std::min(device.graph_idle_reserved, reserved);
+    if (!device.take(reserved - idle_reserved))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    device.graph_spare -= from_spare;
-    device.graph_used += bytes;
-    memory.taken = bytes;
+    device.graph_idle_used -= idle_used;
+    device.graph_idle_reserved -= idle_reserved;
+    device.graph_used += used - idle_used;
+    device.graph_reserved += reserved - idle_reserved;
+    memory.used = used;
+    memory.reserved = reserved;
     set_high(device);
     for (auto &block : memory.blocks)
         mprotect(reinterpret_cast<void *>(block->base), in_pages(block->bytes), PROT_READ | PROT_WRITE);
@@ -128,8 +161,16 @@ DRIVER_CALL("cuDeviceGraphMemTrim", cuDeviceGraphMemTrim, 11040, (CUdevice devic
     Device *d = driver().device(device);
     if (!d)
         return CUDA_ERROR_INVALID_DEVICE;
-    d->give_back(d->graph_spare);
-    d->graph_spare = 0;
+    return_memory(*d, d->graph_idle_used, d->graph_idle_reserved);
+    d->graph_idle_used = d->graph_idle_reserved = 0;
+    // A graph that has nothing allocated at the moment takes memory again at its next launch.
+    for (auto &entry : driver().graph_blocks) {
+        std::shared_ptr<GraphMemory> memory = entry.second->memory.lock();
+        if (!memory || memory->device != d || in_use(*memory))
+            continue;
+        return_memory(*d, memory->used, memory->reserved);
+        memory->used = memory->reserved = 0;
+    }
     return CUDA_SUCCESS;
 }
 
@@ -149,7 +190,7 @@ DRIVER_CALL("cuDeviceGetGraphMemAttribute", cuDeviceGetGraphMemAttribute, 11040,
         number = d->graph_used_high;
         break;
     case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
-        number = d->graph_used + d->graph_spare;
+        number = d->graph_reserved;
         break;
     case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
         number = d->graph_reserved_high;
@@ -177,7 +218,7 @@ DRIVER_CALL("cuDeviceSetGraphMemAttribute", cuDeviceSetGraphMemAttribute, 11040,
     if (attr == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
         d->graph_used_high = d->graph_used;
     else if (attr == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
-        d->graph_reserved_high = d->graph_used + d->graph_spare;
+        d->graph_reserved_high = d->graph_reserved;
     else
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;

@@ -29,6 +29,12 @@ CUresult allocate(void **pointer, std::size_t bytes, unsigned flags) {
     return CUDA_SUCCESS;
 }
 
+// Virtual memory that the device may use is taken for mapped host memory.
+bool open_to_device(const Place &place) {
+    Context *context = current_context();
+    return place.mapping && context && place.mapping->rights.device[context->device->ordinal];
+}
+
 bool is_host(const Place &place) { return place.kind == PlaceKind::Host || place.kind == PlaceKind::Registered; }
 
 }  // namespace
@@ -67,9 +73,10 @@ DRIVER_CALL("cuMemFreeHost", cuMemFreeHost, 2000, (void *p), (p)) {
 DRIVER_CALL("cuMemHostGetFlags", cuMemHostGetFlags, 2030, (unsigned int *pFlags, void *p), (pFlags, p)) {
     Lock lock(driver().mutex);
     Place place = place_of(Address(p));
-    if (!pFlags || !is_host(place))
+    bool mapped = place.kind == PlaceKind::Managed || open_to_device(place);
+    if (!pFlags || !(is_host(place) || mapped))
         return CUDA_ERROR_INVALID_VALUE;
-    *pFlags = place.allocation->flags;
+    *pFlags = mapped ? CU_MEMHOSTALLOC_DEVICEMAP : place.allocation->flags;
     return CUDA_SUCCESS;
 }
 
@@ -79,9 +86,10 @@ DRIVER_CALL("cuMemHostGetDevicePointer", cuMemHostGetDevicePointer_v2, 3020,
     Context *context;
     if (CUresult bad = usable_context(context))
         return bad;
-    if (!pdptr || Flags || !is_host(place_of(Address(p))))
+    Place place = place_of(Address(p));
+    if (!pdptr || Flags || !(is_host(place) || open_to_device(place)))
         return CUDA_ERROR_INVALID_VALUE;
-    *pdptr = Address(p);
+    *pdptr = place.mapping ? place.base : Address(p);
     return CUDA_SUCCESS;
 }
 

@@ -32,7 +32,8 @@ Advice *advice_of(CUdeviceptr pointer, std::size_t bytes) {
     if (place.kind == PlaceKind::Managed)
         return &place.allocation->advice;
     if (place.kind == PlaceKind::Pool && place.pool->managed())
-        return &place.pool->advice[place.base];
+        return &place.pool->advice.try_emplace(place.base, Advice{false, place.pool->properties.location, {}, {}})
+                    .first->second;
     return nullptr;
 }
 
@@ -43,6 +44,8 @@ int number_of(const CUmemLocation &location) {
 }
 
 CUresult prefetch(Lock &lock, Stream &stream, CUdeviceptr pointer, std::size_t bytes, CUmemLocation location) {
+    if (!pointer || bytes == 0)
+        return CUDA_ERROR_INVALID_VALUE;
     if (CUresult bad = check_location(location))
         return bad;
     if (!advice_of(pointer, bytes))
@@ -103,10 +106,10 @@ DRIVER_CALL("cuMemAllocManaged", cuMemAllocManaged, 6000, (CUdeviceptr * dptr, s
     Context *context;
     if (CUresult bad = usable_context(context))
         return bad;
-    if (CUresult bad = check_capture_allows())
-        return bad;
     if (!dptr || bytesize == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
         return CUDA_ERROR_INVALID_VALUE;
+    if (CUresult bad = check_capture_allows())
+        return bad;
     Address base;
     if (CUresult bad = allocate_memory(MemoryKind::Managed, bytesize, *context, flags, base))
         return bad;
@@ -119,11 +122,13 @@ DRIVER_CALL_ON_STREAM("cuMemPrefetchAsync", cuMemPrefetchAsync_v2, 12020,
                       (CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream stream),
                       (devPtr, count, location, flags, stream)) {
     Lock lock(driver().mutex);
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
         return bad;
-    if (flags)
-        return CUDA_ERROR_INVALID_VALUE;
+    if (CUresult bad = check_not_capturing(*s))
+        return bad;
     return prefetch(lock, *s, devPtr, count, location);
 }
 
@@ -135,14 +140,19 @@ DRIVER_CALL("cuMemAdvise", cuMemAdvise_v2, 12020,
     Context *context;
     if (CUresult bad = usable_context(context))
         return bad;
+    bool accessed = advice == CU_MEM_ADVISE_SET_ACCESSED_BY || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+    bool of_node = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    bool needs_place = accessed || advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
+    if (location.type == CU_MEM_LOCATION_TYPE_INVALID || (accessed && of_node) ||
+        (needs_place && check_location(location)))
+        return CUDA_ERROR_INVALID_VALUE;
     Advice *known = advice_of(devPtr, count);
+    if (!known && of_node)  // advice for a node is taken for any memory
+        return CUDA_SUCCESS;
+    if (CUresult bad = check_capture_allows())
+        return bad;
     if (!known)
         return CUDA_ERROR_INVALID_VALUE;
-    bool needs_place = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || advice == CU_MEM_ADVISE_SET_ACCESSED_BY ||
-                       advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-    if (needs_place)
-        if (CUresult bad = check_location(location))
-            return bad;
     switch (advice) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
     case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
@@ -198,7 +208,9 @@ static CUresult batch(CUdeviceptr *pointers, size_t *sizes, size_t count, CUmemL
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
         return bad;
-    if (!pointers || !sizes || count == 0 || flags)
+    if (CUresult bad = check_not_capturing(*s))
+        return bad;
+    if (!pointers || !sizes || count == 0 || flags || s->is_legacy)
         return CUDA_ERROR_INVALID_VALUE;
     if (with_prefetch) {
         if (!locations || !indices || location_count == 0 || location_count > count || indices[0] != 0)
@@ -207,8 +219,8 @@ static CUresult batch(CUdeviceptr *pointers, size_t *sizes, size_t count, CUmemL
             if (indices[i] <= indices[i - 1] || indices[i] >= count)
                 return CUDA_ERROR_INVALID_VALUE;
         for (size_t i = 0; i < location_count; ++i)
-            if (CUresult bad = check_location(locations[i]))
-                return bad;
+            if (check_location(locations[i]))
+                return CUDA_ERROR_INVALID_VALUE;
     }
     for (size_t i = 0; i < count; ++i)
         if (!advice_of(pointers[i], sizes[i]))

@@ -103,13 +103,13 @@ bool is_pageable(Address address) {
     return address && !in_our_space(address) && place_of(address).kind == PlaceKind::Unknown;
 }
 
-CUresult check_use(Address address, std::size_t bytes, Context &context, Use use) {
+CUresult check_use(Address address, std::size_t bytes, Context &context, Use use, bool captured) {
     if (bytes == 0)
         return CUDA_SUCCESS;
     if (address == 0 || address + bytes < address)
         return CUDA_ERROR_INVALID_VALUE;
-    bool write = use == Use::Write || use == Use::CopyWrite;
-    bool copy = use == Use::CopyRead || use == Use::CopyWrite;
+    bool write = use == Use::Write || use == Use::CopyWrite || use == Use::DeviceWrite;
+    bool host_side = use == Use::CopyRead || use == Use::CopyWrite, copy = use != Use::Write;
     Address at = address, end = address + bytes;
     while (at < end) {
         Place place = place_of(at);
@@ -117,10 +117,15 @@ CUresult check_use(Address address, std::size_t bytes, Context &context, Use use
         case PlaceKind::Unknown:
             return copy && at == address && !in_our_space(at) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
         case PlaceKind::Virtual:
-            if (!may(place.mapping->rights, *context.device, write))
+            // A copy may go through the host, where the host may use it.
+            if (!may(place.mapping->rights, *context.device, write) &&
+                !(host_side && place.mapping->rights.host >= (write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                                    : CU_MEM_ACCESS_FLAGS_PROT_READ)))
                 return CUDA_ERROR_INVALID_VALUE;
             break;
         case PlaceKind::Graph:
+            if (captured)  // its memory is there when the graph runs
+                return CUDA_SUCCESS;
             if (place.freed)
                 return CUDA_ERROR_INVALID_VALUE;
             break;
@@ -131,8 +136,15 @@ CUresult check_use(Address address, std::size_t bytes, Context &context, Use use
             break;
         case PlaceKind::Pool:
             // Freed memory is refused as soon as the free is submitted: what comes later is out of order.
-            if (place.freed || (!place.pool->managed() && !may(place.pool->rights, *context.device, write)))
+            if (place.freed)
                 return CUDA_ERROR_INVALID_VALUE;
+            // Memory of a host pool is host memory to copies, whatever the access of the device.
+            if (copy && place.pool->at_host()) {
+                if (!host_side)
+                    return CUDA_ERROR_INVALID_VALUE;
+            } else if (!place.pool->managed() && !may(place.pool->rights, *context.device, write)) {
+                return CUDA_ERROR_INVALID_VALUE;
+            }
             break;
         default:
             break;
@@ -154,7 +166,11 @@ bool still_there(Address address, std::size_t bytes, const Context &context, boo
         if (place.kind == PlaceKind::Unknown)
             return !in_our_space(at);
         // An unmap takes the access rights with it: another mapping at the address does not help.
-        if (place.kind == PlaceKind::Virtual && !may(place.mapping->rights, *context.device, write))
+        if (place.kind == PlaceKind::Virtual && !may(place.mapping->rights, *context.device, write) &&
+            !place.mapping->rights.host)
+            return false;
+        // Memory of a graph that no launch has given any.
+        if (place.kind == PlaceKind::Graph && !has_memory(*graph_block_at(at)))
             return false;
         at = place.base + place.size;
     }

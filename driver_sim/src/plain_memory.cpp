@@ -5,11 +5,22 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace sim {
 
 namespace {
 
 std::size_t in_pages(std::size_t bytes) { return (bytes + page_size - 1) / page_size * page_size; }
+
+// Whether any device may use it. Only virtual memory and host pools can be out of reach.
+bool reachable(const Place &place) {
+    if (!place.mapping && !(place.pool && place.pool->at_host()))
+        return true;
+    const Rights &rights = place.mapping ? place.mapping->rights : place.pool->rights;
+    return std::any_of(std::begin(rights.device), std::end(rights.device), [](unsigned flags) { return flags != 0; });
+}
 
 }  // namespace
 
@@ -148,10 +159,11 @@ DRIVER_CALL("cuMemGetAddressRange", cuMemGetAddressRange_v2, 3020,
             (CUdeviceptr * pbase, size_t *psize, CUdeviceptr dptr), (pbase, psize, dptr)) {
     Lock lock(driver().mutex);
     Place place = place_of(dptr);
-    if (place.kind == PlaceKind::Unknown)
+    bool graph_without = place.kind == PlaceKind::Graph && place.freed;
+    if (place.kind == PlaceKind::Unknown || graph_without || !reachable(place))
         return CUDA_ERROR_NOT_FOUND;
-    if (pbase)
-        *pbase = place.base;
+    if (pbase)  // a mapping of host memory has no base that the driver would tell
+        *pbase = place.mapping && !place.device ? 0 : place.base;
     if (psize)
         *psize = place.size;
     return CUDA_SUCCESS;

@@ -35,6 +35,25 @@ void range_of(const Place &place, Address address, Address &base, std::size_t &s
         }
 }
 
+unsigned access_flags(const Place &place) {
+    if (!place.mapping)
+        return CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
+    Context *context = current_context();
+    return place.mapping->rights.device[context ? context->device->ordinal : 0];
+}
+
+unsigned long long handle_types(const Place &place) {
+    if (place.mapping)
+        return place.mapping->chunk->properties.requestedHandleTypes;
+    return place.pool && !place.pool->imported ? place.pool->properties.handleTypes : 0;
+}
+
+// Of the memory that the driver has taken at once, of which an allocation may be a part.
+std::size_t mapping_size(const Place &place) {
+    std::size_t unit = place.pool ? pool_chunk : granule;
+    return (place.size + unit - 1) / unit * unit;
+}
+
 CUresult attribute_of(const Place &place, Address address, CUpointer_attribute attribute, void *data) {
     Address range_base;
     std::size_t range_size;
@@ -51,7 +70,7 @@ CUresult attribute_of(const Place &place, Address address, CUpointer_attribute a
             return CUDA_ERROR_INVALID_VALUE;
         return give(data, reinterpret_cast<void *>(address));
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-        return give(data, unsigned(!at_host(place)));
+        return give(data, unsigned(is_managed(place)));
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
         return give(data, static_cast<unsigned long long>(place.id));
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -70,14 +89,13 @@ CUresult attribute_of(const Place &place, Address address, CUpointer_attribute a
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
         return give(data, unsigned(place.kind == PlaceKind::Plain));
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-        return give(data, unsigned(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));
+        return give(data, access_flags(place));
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-        return give(data, static_cast<unsigned long long>(
-                              place.mapping ? unsigned(place.mapping->chunk->properties.requestedHandleTypes) : 0u));
+        return give(data, handle_types(place));
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         return give(data, reinterpret_cast<CUmemoryPool>(place.pool));
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-        return give(data, place.size);
+        return give(data, mapping_size(place));
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
         return give(data, CUdeviceptr(place.base));
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:

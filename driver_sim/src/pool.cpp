@@ -301,7 +301,7 @@ bool pool_free_now(Pool &pool, Address address) {
     if (!index)
         return false;
     --pool.live;
-    pool.used -= pool.blocks[index].bytes;
+    // What is used does not fall: only a free in the order of a stream counts.
     finish_free(pool, index);
     return true;
 }

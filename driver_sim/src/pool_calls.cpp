@@ -62,6 +62,23 @@ Pool *current_pool(Device &device) {
     return device.current_pool;
 }
 
+CUresult check_pool_access(const Pool &pool, const CUmemAccessDesc &access) {
+    bool none = access.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (access.flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (access.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        Device *device = driver().device(access.location.id);
+        // A pool cannot be taken from the device it is located at.
+        bool own = none && device == pool.device && !pool.managed();
+        return !device || own ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    }
+    if (!pool.managed() && !pool.at_host())
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!is_host(access.location.type))
+        return CUDA_ERROR_INVALID_VALUE;
+    return none && pool.at_host() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
 }  // namespace
 
 CUresult known_pool(CUmemoryPool handle, Pool *&pool) {
@@ -253,20 +270,13 @@ DRIVER_CALL("cuMemPoolSetAccess", cuMemPoolSetAccess, 11020,
         return bad;
     if (count && !map)
         return CUDA_ERROR_INVALID_VALUE;
-    for (std::size_t i = 0; i < count; ++i) {
-        Device *device = driver().device(map[i].location.id);
-        if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (!device)
-            return CUDA_ERROR_INVALID_DEVICE;
-        if (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
-            return CUDA_ERROR_NOT_SUPPORTED;
-        // A pool cannot be taken from the device it is located at.
-        if (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE && device == p->device)
-            return CUDA_ERROR_INVALID_DEVICE;
-    }
     for (std::size_t i = 0; i < count; ++i)
-        p->rights.device[map[i].location.id] = std::uint8_t(map[i].flags);
+        if (CUresult bad = check_pool_access(*p, map[i]))
+            return bad;
+    for (std::size_t i = 0; i < count; ++i) {
+        bool of_device = map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+        (of_device ? p->rights.device[map[i].location.id] : p->rights.host) = std::uint8_t(map[i].flags);
+    }
     return CUDA_SUCCESS;
 }
 
@@ -383,8 +393,14 @@ DRIVER_CALL_ON_STREAM("cuMemAllocFromPoolAsync", cuMemAllocFromPoolAsync, 11020,
         return bad;
     if (!dptr || p->imported)
         return CUDA_ERROR_INVALID_VALUE;
-    if (s->capture)
+    if (s->capture) {
+        if (CUresult bad = check_capture_whole(*s))
+            return bad;
+        // A graph has memory of its own, which is that of a device and private to the process.
+        if (p->at_host() || p->properties.handleTypes)
+            return CUDA_ERROR_NOT_SUPPORTED;
         return capture_allocation(dptr, bytesize, *s);
+    }
     if (CUresult bad = check_capture_allows())
         return bad;
     return allocate(dptr, bytesize, *p, *s);

@@ -63,13 +63,13 @@ CUresult bad_stream(const Stream *stream) {
     return was_destroyed(stream) ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult resolve_stream(CUstream handle, Stream *&stream) {
+CUresult resolve_stream(CUstream handle, Stream *&stream, LegacyUse use) {
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
         Context *context;
         if (CUresult bad = usable_context(context))
             return bad;
         stream = handle == CU_STREAM_PER_THREAD ? per_thread_stream(*context) : legacy_stream(*context);
-        return CUDA_SUCCESS;
+        return stream->is_legacy ? check_legacy_allowed(*context, use == LegacyUse::Used) : CUDA_SUCCESS;
     }
     stream = reinterpret_cast<Stream *>(handle);
     Driver &d = driver();
@@ -115,7 +115,7 @@ DRIVER_CALL_ON_STREAM("cuStreamQuery", cuStreamQuery, 2000, (CUstream stream), (
     if (CUresult bad = check_wait_for(*s))
         return bad;
     if (s->is_legacy)
-        return context_idle(*s->context) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+        return blocking_streams_idle(*s->context) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     return s->idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -143,9 +143,13 @@ DRIVER_CALL_ON_STREAM("cuStreamWaitEvent", cuStreamWaitEvent, 3020,
     auto *event = reinterpret_cast<Event *>(hEvent);
     if (!d.events.count(event))
         return bad_event(event);
+    if (CUresult bad = check_capture_whole(*s))
+        return bad;
     if (Flags & ~unsigned(CU_EVENT_WAIT_EXTERNAL))
         return CUDA_ERROR_INVALID_VALUE;
-    if (s->capture || !event->captured_in.expired())
+    if ((Flags & CU_EVENT_WAIT_EXTERNAL) && !s->capture)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (s->capture || event->captured)
         return capture_wait(*s, *event);
     if (event->shared && (!event->recorded || event->recorded->done))
         wait_for_shared(lock, event->shared);
@@ -163,6 +167,8 @@ DRIVER_CALL_ON_STREAM("cuStreamGetFlags", cuStreamGetFlags, 5050, (CUstream stre
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
         return bad;
+    if (CUresult bad = check_not_capturing(*s))
+        return bad;
     if (!flags)
         return CUDA_ERROR_INVALID_VALUE;
     *flags = s->flags;
@@ -174,6 +180,8 @@ DRIVER_CALL_ON_STREAM("cuStreamGetPriority", cuStreamGetPriority, 5050, (CUstrea
     Lock lock(driver().mutex);
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
+        return bad;
+    if (CUresult bad = check_capture_whole(*s))
         return bad;
     if (!priority)
         return CUDA_ERROR_INVALID_VALUE;
@@ -187,6 +195,8 @@ DRIVER_CALL_ON_STREAM("cuStreamGetId", cuStreamGetId, 12000, (CUstream stream, u
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
         return bad;
+    if (CUresult bad = check_not_capturing(*s))
+        return bad;
     if (!streamId)
         return CUDA_ERROR_INVALID_VALUE;
     *streamId = s->id;
@@ -197,6 +207,8 @@ DRIVER_CALL_ON_STREAM("cuStreamGetCtx", cuStreamGetCtx, 9020, (CUstream stream, 
     Lock lock(driver().mutex);
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
+        return bad;
+    if (CUresult bad = check_capture_whole(*s))
         return bad;
     if (!pctx)
         return CUDA_ERROR_INVALID_VALUE;
@@ -209,6 +221,8 @@ DRIVER_CALL_ON_STREAM("cuStreamGetCtx", cuStreamGetCtx_v2, 12050,
     Lock lock(driver().mutex);
     Stream *s;
     if (CUresult bad = resolve_stream(stream, s))
+        return bad;
+    if (CUresult bad = check_capture_whole(*s))
         return bad;
     if (!pCtx || !pGreenCtx)
         return CUDA_ERROR_INVALID_VALUE;

@@ -4,6 +4,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace sim {
 
 namespace {
@@ -61,9 +64,8 @@ bool any_mapping_in(Address base, std::size_t size) {
     return it != driver().mappings.end() && it->first < base + size;
 }
 
-bool is_host(CUmemLocationType type) {
-    return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
-           type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+bool is_node(CUmemLocationType type) {
+    return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
 // The one NUMA node of the simulated host is 0.
@@ -129,11 +131,12 @@ DRIVER_CALL("cuMemAddressReserve", cuMemAddressReserve, 10020,
             (ptr, size, alignment, addr, flags)) {
     Driver &d = driver();
     Lock lock(d.mutex);
-    if (!ptr || !is_whole(size) || (alignment & (alignment - 1)) || addr % granule || flags)
+    if (!ptr || !is_whole(size) || (alignment & (alignment - 1)) || addr % granule || flags ||
+        (alignment && addr % alignment))
         return CUDA_ERROR_INVALID_VALUE;
     // A hint that is not free is ignored, not refused.
     Address base = 0;
-    if (addr && (!alignment || addr % alignment == 0) && d.virtual_space.take_at(addr, size))
+    if (addr && d.virtual_space.take_at(addr, size))
         base = addr;
     else
         base = d.virtual_space.take(size, alignment);
@@ -180,6 +183,10 @@ DRIVER_CALL("cuMemCreate", cuMemCreate, 10020,
     auto *chunk = new Chunk;
     chunk->handle = d.next_chunk++;
     chunk->properties = *prop;
+    if (prop->location.type == CU_MEM_LOCATION_TYPE_HOST) {  // given out as what it is
+        chunk->properties.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+        chunk->properties.location.id = 0;
+    }
     chunk->size = size;
     chunk->offset = offset;
     chunk->device = device;
@@ -227,10 +234,12 @@ DRIVER_CALL("cuMemMap", cuMemMap, 10020,
     Driver &d = driver();
     Lock lock(d.mutex);
     Chunk *chunk = chunk_of(handle);
-    if (!chunk || flags || ptr % granule || size == 0)
+    if (!chunk || flags || size == 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (offset != 0 || size != chunk->size)
         return CUDA_ERROR_NOT_SUPPORTED;
+    if (ptr % granule)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!is_reserved(ptr, size) || any_mapping_in(ptr, size))
         return CUDA_ERROR_INVALID_VALUE;
     // The process, not the device, may be out of mappings here (about 65,000).
@@ -268,12 +277,12 @@ DRIVER_CALL("cuMemSetAccess", cuMemSetAccess, 10020,
     Lock lock(d.mutex);
     if (size == 0 || !desc || count == 0)
         return CUDA_ERROR_INVALID_VALUE;
-    // The range must be made of whole mappings without a hole.
+    // The range must begin with a mapping and end with one; between them there may be holes.
     auto first = d.mappings.find(ptr), last = first;
-    Address at = ptr;
-    for (; last != d.mappings.end() && last->first == at && at < ptr + size; ++last)
-        at += last->second.size;
-    if (at != ptr + size)
+    Address at = 0;
+    for (; last != d.mappings.end() && last->first < ptr + size; ++last)
+        at = last->first + last->second.size;
+    if (at != ptr + size || !is_reserved(ptr, size))
         return CUDA_ERROR_INVALID_VALUE;
     for (std::size_t i = 0; i < count; ++i) {
         unsigned flags = desc[i].flags;
@@ -284,9 +293,9 @@ DRIVER_CALL("cuMemSetAccess", cuMemSetAccess, 10020,
         if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
             if (!d.device(location.id))
                 return CUDA_ERROR_INVALID_VALUE;
-        } else if (is_host(location.type)) {
+        } else if (is_node(location.type)) {
             for (auto it = first; it != last; ++it)
-                if (it->second.chunk->device)
+                if (it->second.chunk->device && flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
                     return CUDA_ERROR_NOT_SUPPORTED;
         } else {
             return CUDA_ERROR_INVALID_VALUE;
@@ -305,18 +314,19 @@ DRIVER_CALL("cuMemSetAccess", cuMemSetAccess, 10020,
 DRIVER_CALL("cuMemGetAccess", cuMemGetAccess, 10020,
             (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr), (flags, location, ptr)) {
     Lock lock(driver().mutex);
+    if (!flags || !location)
+        return CUDA_ERROR_INVALID_VALUE;
+    bool of_device = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (of_device ? !driver().device(location->id) : !is_node(location->type))
+        return CUDA_ERROR_INVALID_DEVICE;
     Mapping *mapping = mapping_at(ptr);
-    if (!flags || !location || !mapping)
+    if (!mapping)
         return CUDA_ERROR_INVALID_VALUE;
-    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        if (!driver().device(location->id))
-            return CUDA_ERROR_INVALID_DEVICE;
-        *flags = mapping->rights.device[location->id];
-    } else if (is_host(location->type)) {
-        *flags = mapping->rights.host;
-    } else {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+    const Rights &rights = mapping->rights;
+    *flags = of_device ? rights.device[location->id] : rights.host;
+    // Asked for the host as a whole, the driver answers with what any device may do.
+    if (location->type == CU_MEM_LOCATION_TYPE_HOST)
+        *flags |= *std::max_element(std::begin(rights.device), std::end(rights.device));
     return CUDA_SUCCESS;
 }
 

@@ -115,6 +115,7 @@ DRIVER_CALL("cuMemImportFromShareableHandle", cuMemImportFromShareableHandle, 10
     auto *chunk = new Chunk;
     chunk->handle = d.next_chunk++;
     chunk->properties = label.properties;
+    chunk->properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;  // an import is not exported again
     chunk->size = std::size_t(file.st_size) - page_size;
     chunk->device = device;
     chunk->references = 1;

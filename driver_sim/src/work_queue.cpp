@@ -185,9 +185,6 @@ CUresult submit(Lock &lock, Stream &stream, Work work) {
     Queue &q = queue();
     if (stream.capture)
         return capture_work(stream, std::move(work));
-    if (stream.is_legacy)
-        if (CUresult bad = check_legacy_allowed(*stream.context))
-            return bad;
     work.order = ++q.submitted;
     if (q.held == 0 && q.busy.empty() && work.kind != WorkKind::HostFunction) {
         execute(stream, work);
@@ -221,9 +218,9 @@ bool ordered_behind(const Stream &stream, Stream &other, std::uint64_t order) {
     return known != stream.behind.end() && known->second > order;
 }
 
-bool context_idle(Context &context) {
+bool blocking_streams_idle(Context &context) {
     for (Stream *stream : queue().busy)
-        if (stream->context == &context)
+        if (stream->context == &context && stream->blocking())
             return false;
     return true;
 }

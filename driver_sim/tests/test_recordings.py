@@ -13,6 +13,8 @@ RECORDINGS = {
     "h200.json": ["probe.py"],
     "h200_more.json": ["probe_more.py"],
     "h200_x2.json": ["probe_more.py", "--two-devices"],
+    "h200_captures.json": ["probe_captures.py"],
+    "h200_memory.json": ["probe_memory.py"],
 }
 # Recorded scenarios that are known not to agree yet: one that agrees must leave the list.
 NOT_YET = set()
@@ -51,4 +53,10 @@ def test_scenario(recording, scenario, answers):
 
 def test_number_of_steps():
     steps = {name: sum(len(s) for s in recorded(name).values()) for name in RECORDINGS}
-    assert steps == {"h200.json": 409, "h200_more.json": 248, "h200_x2.json": 62}
+    assert steps == {
+        "h200.json": 409,
+        "h200_more.json": 248,
+        "h200_x2.json": 62,
+        "h200_captures.json": 874,
+        "h200_memory.json": 925,
+    }

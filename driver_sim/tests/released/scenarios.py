@@ -48,10 +48,10 @@ def check(answer):
 
 
 def bytes_of(buffer, stream, count=None):
-    """Read device memory through the driver."""
+    """Read memory of any kind through the driver. cuMemcpyDtoH would refuse memory of a host pool."""
     stream.sync()
-    out = bytearray(buffer.size if count is None else count)
-    check(driver.cuMemcpyDtoH(out, int(buffer.handle), len(out)))
+    out = (ctypes.c_char * (buffer.size if count is None else count))()
+    check(driver.cuMemcpy(ctypes.addressof(out), int(buffer.handle), len(out)))
     return bytes(out)
 
 
