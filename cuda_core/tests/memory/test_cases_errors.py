@@ -61,11 +61,12 @@ def test_err_01_an_error_of_an_author_is_raised(device):
 
 
 ERR_02 = """
-import gc, sys, warnings
+import gc, sys, time, warnings
 import cuda_driver_sim as sim
 sim.activate()
 from buffer_kinds import SOURCES
 from cuda.core import Device
+from cuda.core._memory._queue import drain
 device = Device(0)
 device.set_current()
 source = SOURCES[sys.argv[1]](device)
@@ -80,6 +81,8 @@ with warnings.catch_warnings(record=True) as seen:
             del cycle
         del buffer
         gc.collect()
+        drain(20)
+        time.sleep(0.05)  # a report of the queue is a pending call
     sim.reset()
     gc.collect()
     print(failure.fired, dict(sim.calls()))
@@ -207,11 +210,12 @@ def test_err_06_a_failure_belongs_to_the_buffer_that_was_closed(device):
 
 
 ERR_06 = """
-import gc, sys, warnings
+import gc, sys, time, warnings
 import cuda_driver_sim as sim
 sim.activate()
 from buffer_kinds import SOURCES
 from cuda.core import Device
+from cuda.core._memory._queue import drain
 device = Device(0)
 device.set_current()
 with warnings.catch_warnings(record=True) as seen:
@@ -220,6 +224,8 @@ with warnings.catch_warnings(record=True) as seen:
     with sim.fail(sys.argv[2]):
         del buffer
         gc.collect()
+        drain(20)
+        time.sleep(0.05)  # a report of the queue is a pending call
 print(len(seen))
 warnings.simplefilter("error")
 for kind in SOURCES:
@@ -237,7 +243,7 @@ def test_err_06_a_failure_in_the_driver_belongs_to_the_buffer_that_was_closed(ki
 
 
 ERR_07 = """
-import gc, sys, warnings
+import gc, sys, time, warnings
 import cuda_driver_sim as sim
 sim.activate()
 from support import free_memory

@@ -8,6 +8,7 @@ import pytest
 from buffer_kinds import BUILT_IN, SOURCES, VirtualSource, free_raw
 from cuda.bindings import driver
 from cuda.core import Buffer, CloseResult, CUDAError, CUDAWarning, Ownership, OwnershipError
+from cuda.core._memory._queue import drain
 from python_resources import Refusing
 from support import (
     GRANULE,
@@ -99,6 +100,7 @@ def test_a_buffer_whose_close_failed_can_still_be_used_and_given_away(source, ki
     assert holds(adopted.handle, size, seed=4)
     del adopted, buffer  # the failure was the first owner's: a collection frees it like any other
     gc.collect()
+    assert drain(20)  # a collection never waits: the memory may go back by the reaper
     assert not still_allocated(address)
 
 
@@ -314,12 +316,13 @@ def test_a_hopeless_wait_does_not_keep_virtual_memory(device, result, how, drive
 
 # Children, because what was reported of a context stays reported, and a broken context stays broken.
 REPORTS = """
-import gc, sys, warnings
+import gc, sys, time, warnings
 import cuda_driver_sim as sim
 sim.activate()
 from buffer_kinds import SOURCES
 from cuda.core import CUDAWarning, Device
 from cuda.core._memory import _counters
+from cuda.core._memory._queue import drain
 devices = Device.get_all_devices()
 for device in reversed(devices):
     device.set_current()
@@ -337,6 +340,8 @@ with warnings.catch_warnings(record=True) as seen:
             del box
         boxes.clear()
         gc.collect()
+        drain(20)
+        time.sleep(0.05)  # a report of the queue is a pending call
 print([w.category.__name__ for w in seen])
 print(all("0x" in str(w.message) and "lost" in str(w.message) for w in seen))
 print(_counters.live().get("buffers", 0), _counters.live().get("queued", 0))
@@ -356,13 +361,14 @@ def test_lost_memory_is_reported_once_for_each_context(kinds, how):
 
 
 FAULT = """
-import gc, sys, warnings
+import gc, sys, time, warnings
 import cuda_driver_sim as sim
 sim.activate()
 from support import GRANULE, attempt, check, driver
 from buffer_kinds import SOURCES, raw_virtual_memory
 from cuda.core import CUDAError, CUDAWarning, Device
 from cuda.core._memory import _counters
+from cuda.core._memory._queue import drain
 device = Device(0)
 device.set_current()
 stream = device.create_stream()
@@ -382,6 +388,8 @@ with warnings.catch_warnings(record=True) as seen:
     print(repr(closed).split()[2:4], closed.close().name)
     buffers.clear()
     gc.collect()
+    drain(20)
+    time.sleep(0.05)  # a report of the queue is a pending call
 print([w.category.__name__ for w in seen])
 print(_counters.live().get("buffers", 0), _counters.live().get("reservations", 0), _counters.live().get("queued", 0))
 """
@@ -410,11 +418,12 @@ def test_a_collection_reports_what_where_and_how_large(kind):
 
 
 WHAT_WHERE = """
-import gc, sys, warnings
+import gc, sys, time, warnings
 import cuda_driver_sim as sim
 sim.activate()
 from buffer_kinds import SOURCES
 from cuda.core import CUDAWarning, Device
+from cuda.core._memory._queue import drain
 device = Device(0)
 device.set_current()
 buffer = SOURCES[sys.argv[1]](device).allocate()
@@ -424,6 +433,8 @@ with warnings.catch_warnings(record=True) as seen:
     with sim.fail(sys.argv[2], result="CUDA_ERROR_UNKNOWN", sticky=True):
         del buffer
         gc.collect()
+        drain(20)
+        time.sleep(0.05)  # a report of the queue is a pending call
     gc.collect()
 for w in seen:
     print(w.category is CUDAWarning and w.message)
