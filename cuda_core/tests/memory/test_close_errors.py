@@ -232,24 +232,6 @@ def test_whatever_a_deallocate_raises_comes_out_of_close(device, how, error):
     assert buffer.close() is CloseResult.DONE
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit], ids=lambda e: e.__name__)
-def test_an_interrupt_at_the_last_loan_comes_out(device, error):
-    """An author's failure at the end of the last loan is reported; what stops the program must stop it."""
-    asked = []
-
-    def free(ptr, size, stream):
-        asked.append(ptr)
-        check(driver.cuMemFree(ptr))
-        raise error
-
-    buffer = Buffer.from_handle(int(check(driver.cuMemAlloc(512))), 512, deallocate=free)
-    part = buffer[0:16]
-    assert buffer.close() is CloseResult.LENT
-    with warnings_seen(), pytest.raises(error):
-        part.close()
-    assert len(asked) == 1
-
-
 def test_a_driver_error_of_an_author_is_not_hopeless(device):
     """A Python ``deallocate`` that lets a ``CUDAError`` of its own through has promised that nothing was freed."""
 
@@ -346,65 +328,6 @@ print([w.category.__name__ for w in seen])
 print(all("0x" in str(w.message) and "lost" in str(w.message) for w in seen))
 print(_counters.live().get("buffers", 0), _counters.live().get("queued", 0))
 """
-
-
-@pytest.mark.sim_only
-@pytest.mark.two_devices
-@pytest.mark.parametrize("how", ["drop", "cycles"])
-@pytest.mark.parametrize("kinds", ["device", "virtual", "device virtual"])
-def test_lost_memory_is_reported_once_for_each_context(kinds, how):
-    assert child_output(REPORTS, kinds, how).splitlines() == [
-        "['CUDAWarning', 'CUDAWarning']",
-        "True",
-        "0 0",
-    ]
-
-
-FAULT = """
-import gc, sys, time, warnings
-import cuda_driver_sim as sim
-sim.activate()
-from support import GRANULE, attempt, check, driver
-from buffer_kinds import SOURCES, raw_virtual_memory
-from cuda.core import CUDAError, CUDAWarning, Device
-from cuda.core._memory import _counters
-from cuda.core._memory._queue import drain
-device = Device(0)
-device.set_current()
-stream = device.create_stream()
-buffers = [SOURCES[kind](device).allocate(stream=stream) for kind in ("device", "virtual", "pinned") * 4]
-closed = SOURCES["device"](device).allocate(stream=stream)
-broken = raw_virtual_memory(GRANULE)
-with sim.hold():
-    check(driver.cuMemsetD8Async(broken, 1, 16, int(stream.handle)))
-    check(driver.cuMemUnmap(broken, GRANULE))
-print(driver.cuStreamSynchronize(int(stream.handle))[0].name)
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    try:
-        closed.close()
-    except CUDAError as error:
-        print("CUDA_ERROR_ILLEGAL_ADDRESS" in str(error))
-    print(repr(closed).split()[2:4], closed.close().name)
-    buffers.clear()
-    gc.collect()
-    drain(20)
-    time.sleep(0.05)  # a report of the queue is a pending call
-print([w.category.__name__ for w in seen])
-print(_counters.live().get("buffers", 0), _counters.live().get("reservations", 0), _counters.live().get("queued", 0))
-"""
-
-
-@pytest.mark.sim_only
-def test_a_device_that_has_faulted():
-    """A real fault: every call answers with it from then on. One report, and the process goes on and ends well."""
-    assert child_output(FAULT).splitlines() == [
-        "CUDA_ERROR_ILLEGAL_ADDRESS",
-        "True",
-        "['RELEASED', 'lost'] NOTHING",
-        "['CUDAWarning']",
-        "0 0 0",
-    ]
 
 
 @pytest.mark.sim_only

@@ -9,7 +9,7 @@ from buffer_kinds import SOURCES
 from cuda.bindings import driver
 from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Buffer, CloseResult
 from cuda.core._memory._queue import drain
-from support import GRANULE, blocked, check, child_output, free_memory, race, still_allocated, warnings_seen
+from support import GRANULE, blocked, check, free_memory, race, still_allocated, warnings_seen
 
 PLACES = ["no context", "another device", "own context"]
 
@@ -267,13 +267,3 @@ print([w.category.__name__ for w in seen])
 counts = _counters.live()
 print({name: counts.get(name, 0) for name in ("buffers", "reservations", "queued")})
 """
-
-
-def test_a_primary_context_that_was_reset():
-    """What the context owned is lost, reported once; virtual memory, which it does not own, goes back."""
-    output = child_output(RESET).splitlines()
-    for kind in ("virtual", "pinned", "device"):
-        assert f"{kind} RELEASED NOTHING" in output
-    assert "pinned raises" in output
-    assert "device raises" in output
-    assert output[-2:] == ["['CUDAWarning']", "{'buffers': 0, 'reservations': 0, 'queued': 0}"]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Buffer``, the handle of an allocation, and ``MemoryResource``, what makes and frees allocations."""
 
+import atexit
+import sys
 import weakref
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
@@ -721,6 +723,21 @@ cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer):
     return record
 
 
+cdef list _with_exit_pass = []  # weak references to resources that have an ``at_exit``
+
+
+@atexit.register
+def _exit_pass():
+    """Call ``at_exit`` of the resources that have one, the youngest first, while Python still runs."""
+    while _with_exit_pass:
+        resource = _with_exit_pass.pop()()
+        if resource is not None:
+            try:
+                resource.at_exit()
+            except BaseException:  # the others have their turn all the same
+                sys.excepthook(*sys.exc_info())
+
+
 cdef class MemoryResource:
     """Base class of everything that allocates memory; subclass it in Python to define your own.
 
@@ -735,6 +752,9 @@ cdef class MemoryResource:
     Raising promises that nothing was freed: the close raises the same exception, and the next explicit close asks
     again. No lock of this package is held meanwhile, so it may allocate and close other buffers.
 
+    A subclass with a method ``at_exit(self)`` has it called once when the program ends, while Python still runs. After
+    that no ``deallocate`` is asked any more.
+
     Examples
     --------
     >>> class Counting(MemoryResource):
@@ -746,6 +766,8 @@ cdef class MemoryResource:
 
     def __cinit__(self, *args, **kwargs):
         self.deleter = ask_python
+        if hasattr(type(self), "at_exit"):
+            _with_exit_pass.append(weakref.ref(self))
 
     cdef int own(self, Buffer buffer) except -1:
         """Let a buffer own memory that exists already. Raises before anything is taken."""

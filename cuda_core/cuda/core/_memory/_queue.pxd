@@ -17,6 +17,8 @@ cdef struct Job:
     uintptr_t pointer
     size_t size
     Failure failure
+    size_t context
+    bint context_is_dead
 
 cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data) except NULL
 cdef void discard_job(Job* job) noexcept nogil
@@ -24,4 +26,5 @@ cdef int enqueue(Job* job) except -1
 cdef int wait_for_room() except -1
 cdef void wait_a_moment() noexcept
 cdef bint drain_for_memory() noexcept nogil
+cdef bint first_report_of_context(size_t context) except -1
 cpdef dict queue_counts()

@@ -63,6 +63,7 @@ cdef int _in_driver = 0         # the reaper is giving something back at this mo
 cdef Job* _jobs = NULL          # waiting, oldest first
 cdef Job* _last = NULL
 cdef Job* _stuck = NULL         # could not be returned; kept so that they are counted
+cdef Job* _lost_job = NULL      # of dead contexts; told of and forgotten
 cdef long _job_count = 0
 cdef long _stuck_count = 0
 cdef long _blocked_count = 0    # of the waiting ones, how many were found behind a capture or a failure to ask
@@ -84,12 +85,13 @@ cdef void _after_fork_in_parent() noexcept nogil:
 
 cdef void _after_fork_in_child() noexcept nogil:
     """The reaper is not in the child, and the jobs are the parent's: forget them."""
-    global _running, _jobs, _last, _stuck, _job_count, _stuck_count, _unreported
+    global _running, _jobs, _last, _stuck, _lost_job, _job_count, _stuck_count, _unreported
     _init_locks()
     _running = False
     _jobs = NULL
     _last = NULL
     _stuck = NULL
+    _lost_job = NULL
     _job_count = _stuck_count = _unreported = 0
 
 
@@ -112,19 +114,35 @@ cdef void _sleep(long nanoseconds) noexcept nogil:
 
 cdef int _report_stuck(void* unused) noexcept:
     """Tell of what the reaper could not return. A pending call: the main thread makes it, with the GIL."""
-    global _unreported
+    global _unreported, _lost_job
     cdef Job* job
+    cdef Job* following
     cdef list texts = []
+    cdef list lost = []
     if is_finalizing():
         return 0
     pthread_mutex_lock(&_mutex)
     job = _stuck
+    while _lost_job != NULL:  # the memory of a dead context: told of once for each context, and not kept
+        lost.append(<size_t>_lost_job.context)
+        following = _lost_job.next
+        _lost_job.discard(_lost_job.data, NULL)
+        free(_lost_job)
+        _lost_job = following
     while job != NULL and _unreported > 0:
         texts.append((job.serial, job.size, <size_t>job.pointer, <int>job.failure.result, job.failure.function))
         _unreported -= 1
         job = job.next
     _unreported = 0
     pthread_mutex_unlock(&_mutex)
+    for context in lost:
+        if first_report_of_context(context):
+            warnings.warn(
+                f"memory of the context at {context:#x} could not be returned by the queue: the context is gone, and "
+                "everything in it is lost; further buffers of this context are not reported.",
+                CUDAWarning,
+                stacklevel=1,
+            )
     for serial, size, pointer, result, function in texts:
         error = error_for(<cydriver.CUresult><int>result, function)
         warnings.warn(
@@ -164,7 +182,7 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
         if result == cydriver.CUresult.CUDA_SUCCESS:
             result = stream_is_idle(job.order, &idle, &function)
         if result != cydriver.CUresult.CUDA_SUCCESS:
-            idle = is_hopeless(result)  # nothing runs there any more, so there is nothing to wait for
+            job.context_is_dead = idle = is_hopeless(result)  # nothing runs there any more, so there is nothing to wait for
             blocked[0] = not idle
     if not idle:
         return False
@@ -185,7 +203,7 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
 
 
 cdef void* _reap(void* unused) noexcept nogil:
-    global _ended, _jobs, _last, _stuck, _job_count, _stuck_count, _unreported, _blocked_count
+    global _lost_job, _ended, _jobs, _last, _stuck, _job_count, _stuck_count, _unreported, _blocked_count
     cdef Job* job
     cdef Job* waiting
     cdef Job* after
@@ -221,7 +239,11 @@ cdef void* _reap(void* unused) noexcept nogil:
                     # Python keeps this stream alive, so Python lets it go: a call of the main thread, with the GIL.
                     Py_AddPendingCall(_release_owned, <void*>job.order)
                     job.order = NULL
-                if job.failure.function != NULL:
+                if job.failure.function != NULL and (job.context_is_dead or is_hopeless(job.failure.result)):
+                    job.next = _lost_job
+                    _lost_job = job
+                    Py_AddPendingCall(_report_stuck, NULL)
+                elif job.failure.function != NULL:
                     job.next = _stuck
                     _stuck = job
                     _stuck_count += 1
@@ -290,6 +312,7 @@ cdef int enqueue(Job* job) except -1:
     """Queue a job and start the reaper if it is not running. The job's stream reference passes to the queue."""
     global _running, _jobs, _last, _job_count
     cdef int failed = 0
+    job.context = <size_t>job.order.context if job.order != NULL else 0
     with nogil:
         pthread_mutex_lock(&_mutex)
         if not _running:
@@ -343,6 +366,17 @@ cdef bint drain_for_memory() noexcept nogil:
         _sleep(1000000)
     pthread_mutex_unlock(&_mutex)
     return any_
+
+
+cdef set _reported_contexts = set()
+
+
+cdef bint first_report_of_context(size_t context) except -1:
+    """Whether a lost context has not been told of yet. One report tells as much as a thousand."""
+    if context in _reported_contexts:
+        return False
+    _reported_contexts.add(context)
+    return True
 
 
 cpdef dict queue_counts():

@@ -35,6 +35,7 @@ from cuda.core._memory._ownership cimport (
     VERDICT_LENT,
     VERDICT_NOTHING,
 )
+from cuda.core._memory._queue cimport first_report_of_context
 from cuda.core._stream cimport (
     StreamHandle,
     release_stream,
@@ -203,9 +204,6 @@ cdef bint _is_kept(Record record) except -1:
     return record.kept_by_collector or not getattr(record.resource, "release_on_collection", True)
 
 
-cdef set _lost_contexts = set()  # what was reported, once for each
-
-
 cdef size_t _context_of(Record record) noexcept:
     """Return the context that the record's release belongs to, as far as it is known."""
     cdef cydriver.CUcontext context = NULL
@@ -219,11 +217,9 @@ cdef size_t _context_of(Record record) noexcept:
 cdef int _report_failed(Record record, object error, str what) except -1:
     record.reported = True
     if isinstance(error, CUDAError) and is_hopeless(<cydriver.CUresult><int>error.result):
-        # Every buffer of a dead context fails in the same way. One report tells as much as a thousand.
-        key = getattr(error, "lost_context", 0)
-        if key in _lost_contexts:
+        # Every buffer of a dead context fails in the same way.
+        if not first_report_of_context(getattr(error, "lost_context", 0)):
             return 0
-        _lost_contexts.add(key)
         report(
             f"{record.describe()} {what}: {error}. It is lost, like everything in its context; further buffers of "
             "this context are not reported."
