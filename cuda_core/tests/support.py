@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -139,6 +140,21 @@ def still_allocated(address):
 
 
 _SLOT = 32 << 20
+
+
+def given_back(address, seconds=10):
+    """Tell whether the memory at this address has been given back, or is within moments.
+
+    What a collection or the last loan ends may go back by another thread.
+    """
+    end = time.monotonic() + seconds
+    while still_allocated(address):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
 _HOME_SIZE = 64 << 30
 _home = []
 

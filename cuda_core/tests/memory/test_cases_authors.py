@@ -27,7 +27,7 @@ from python_resources import (
     Refusing,
     WideSignature,
 )
-from support import GRANULE, check, fill, holds, in_context, race, still_allocated, warnings_seen
+from support import GRANULE, check, fill, given_back, holds, in_context, race, still_allocated, warnings_seen
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -82,7 +82,7 @@ def test_auth_02_a_deallocate_that_raises_stops_the_close():
     assert (buffer.ownership, buffer.handle) == (Ownership.OWNED, address)
     assert still_allocated(address)
     assert buffer.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("how", ["drop", "cycle"])
@@ -183,7 +183,7 @@ def test_auth_05_a_subclass_written_for_the_release_runs_unchanged(device, how, 
     assert holds(address, 4096, seed=1)
     end(box, how)
     assert resource.freed == 1
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("where", ["same thread", "another thread"])
@@ -430,7 +430,7 @@ def test_auth_09_a_resource_and_its_buffers_dropped_together(kept, quiet):
     assert seen == []
     assert sorted(entry[:2] for entry in log) == sorted(expected)
     assert all(entry[2] == ["buffers", "log", "sizes"] for entry in log)
-    assert not any(still_allocated(address) for address, _ in expected)
+    assert all(given_back(address) for address, _ in expected)
 
 
 # --- auth-10 -----------------------------------------------------------------------------------------------------

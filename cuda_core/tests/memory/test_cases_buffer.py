@@ -20,14 +20,7 @@ from cuda.core import (
 )
 from cuda.core._memory._synchronous import _SynchronousMemoryResource
 from python_resources import Plain
-from support import (
-    GRANULE,
-    check,
-    fill,
-    holds,
-    still_allocated,
-    warnings_seen,
-)
+from support import GRANULE, check, fill, given_back, holds, still_allocated, warnings_seen
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -60,7 +53,7 @@ def test_buf_01_a_buffer_is_let_go_with_its_whole_recipe(source, quiet):
     assert adopted.memory_resource is source.resource
     assert adopted.close() is CloseResult.DONE
     assert source.frees() in (None, 1)
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
@@ -101,7 +94,7 @@ def test_buf_01_adopting_while_another_device_is_current(devices, kind):
         assert adopted.device_id == 0
     assert adopted.close() is CloseResult.DONE
     devices[0].set_current()
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 # --- buf-02 ------------------------------------------------------------------------------------------------------
@@ -204,7 +197,7 @@ def test_buf_04_a_view_never_frees(source, resource):
     assert views[0].close() is CloseResult.DONE
     assert alive() is None, "at close, without a collection"
     gc.collect()
-    assert not still_allocated(address)
+    assert given_back(address)
     assert source.frees() in (None, 1)
 
 
@@ -333,7 +326,7 @@ def test_buf_06_a_call_that_raises_has_taken_nothing(device, stream, with_resour
     assert still_allocated(address)
     assert Buffer.from_handle(address, 4096, **how).close() is CloseResult.DONE
     assert [entry[:2] for entry in resource.asked] == [(address, 4096)]
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 # --- buf-07 ------------------------------------------------------------------------------------------------------
@@ -416,4 +409,4 @@ def test_buf_08_a_wrong_size_is_refused_and_changes_nothing(device, kind, quiet)
         assert allocation.ownership is Ownership.OWNED
     assert holds(address, source.size, seed=6)
     assert Buffer.adopt(allocation).close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)

@@ -24,6 +24,7 @@ from support import (
     blocked,
     check,
     fill,
+    given_back,
     holds,
     place,
     race,
@@ -67,7 +68,7 @@ def test_the_address_of_an_open_buffer_is_refused(source, driver_watch, origin):
     assert (buffer.ownership, buffer.handle, buffer.size) == (Ownership.OWNED, address, source.size)
     assert holds(address, source.size, seed=1)
     assert buffer.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_the_address_of_a_moved_buffer_is_its_new_owners(source):
@@ -89,7 +90,7 @@ def test_the_address_that_loans_hold_is_refused(source):
         deallocate(source, address, source.size)
     assert holds(address, source.size, seed=2)
     loan.close()
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("moving", [False, True], ids=["in place", "moved"])
@@ -113,7 +114,7 @@ def test_what_was_detached_is_freed_and_counts_as_handed_over(source, declared, 
     if declared:
         allocation.handed_over()
     assert deallocate(source, address, source.size) is None
-    assert not still_allocated(address)
+    assert given_back(address)
     assert (allocation.ownership, allocation.transferred_to) == (
         Ownership.TRANSFERRED,
         TransferredTo.DETACHED,
@@ -144,7 +145,7 @@ def test_the_size_of_what_was_detached_must_match(source, driver_watch, declared
     else:
         assert allocation.ownership is Ownership.OWNED
         assert Buffer.adopt(allocation).close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_a_detached_range_goes_whole(device):
@@ -192,7 +193,7 @@ def test_a_free_that_fails_has_changed_nothing(source, driver_watch):
     assert allocation.ownership is Ownership.OWNED
     assert holds(address, source.size, seed=4)
     deallocate(source, address, source.size)
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.watched
@@ -204,7 +205,7 @@ def test_a_free_that_fails_leaves_an_allocation_that_can_be_adopted(source, driv
         with pytest.raises(CUDAError):
             deallocate(source, address, source.size)
     assert Buffer.adopt(allocation).close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.watched
@@ -237,7 +238,7 @@ def test_of_racing_frees_and_adoptions_one_wins(source):
         else:
             assert freed is None, repr(freed)
             assert isinstance(adopted, OwnershipError)
-        assert not still_allocated(address)
+        assert given_back(address)
 
 
 # --- unknown addresses -------------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def test_an_unknown_address_is_freed_as_told(source, used):
     other = source.allocate() if used else None
     address = raw_memory(source.name, source.size)
     assert deallocate(source, address, source.size) is None
-    assert not still_allocated(address)
+    assert given_back(address)
     if other is not None:
         assert still_allocated(other.handle)
         assert other.close() is CloseResult.DONE
@@ -284,7 +285,7 @@ def test_it_waits_for_the_stream_that_is_given(source, device, driver_watch, wit
         # Work that ran after the free would have made the stream fail.
         assert driver.cuStreamQuery(int(stream.handle))[0] == driver.CUresult.CUDA_SUCCESS
     stream.sync()
-    assert not still_allocated(address)
+    assert given_back(address)
     stream.close()
 
 
@@ -353,7 +354,7 @@ def test_a_subclass_frees_by_asking_its_base_class(source, how):
     del buffer
     gc.collect()
     assert resource.log == [(address, source.size)]
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_inside_a_release_other_addresses_are_treated_like_ever(source):
@@ -392,7 +393,7 @@ def test_freeing_twice_inside_one_release_frees_once(source):
     resource.more = more
     # Whether the second call is an error is the resource's business; the driver must not be asked twice.
     attempt(buffer.close)
-    assert not still_allocated(address)
+    assert given_back(address)
     resource.more = None
     attempt(buffer.close)
 
@@ -410,4 +411,4 @@ def test_a_subclass_whose_base_class_fails_is_asked_again(source, driver_watch):
     assert still_allocated(address)
     assert buffer.close() is CloseResult.DONE
     assert resource.log == [(address, source.size)] * 2
-    assert not still_allocated(address)
+    assert given_back(address)

@@ -19,15 +19,7 @@ from cuda.core import (
     Stream,
 )
 from python_resources import Plain
-from support import (
-    attempt,
-    check,
-    fill,
-    holds,
-    race,
-    still_allocated,
-    warnings_seen,
-)
+from support import attempt, check, fill, given_back, holds, race, still_allocated, warnings_seen
 
 SIZE = 4096
 
@@ -72,7 +64,7 @@ def test_the_function_is_called_once_with_pointer_size_and_stream(how):
     assert arguments[:2] == (address, SIZE)
     assert [type(argument) for argument in arguments] == [int, int, Stream]
     assert keywords == {}
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_the_recorded_stream_is_handed_over_even_when_it_was_closed(device):
@@ -147,7 +139,7 @@ def test_an_owner_in_a_cycle_is_whole_when_the_function_is_called():
     del owner
     gc.collect()
     assert seen == [(address, address)]
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_the_function_is_let_go_after_the_call():
@@ -188,7 +180,7 @@ def test_anything_that_can_be_called_will_do():
         address = memory()
         Buffer.from_handle(address, SIZE, deallocate=free).close()
         assert freed.pop() == address
-        assert not still_allocated(address)
+        assert given_back(address)
 
 
 def test_what_the_function_returns_means_nothing():
@@ -259,7 +251,7 @@ def test_a_function_that_raises_has_freed_nothing():
     assert buffer.close() is CloseResult.DONE
     assert len(free.calls) == 3
     assert gone() is None
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_leaving_with_asks_a_failed_function_no_more():
@@ -396,7 +388,7 @@ def test_every_driver_call_of_from_handle_fails(device, driver_watch, kind, with
         gc.collect()
         assert still_allocated(address), "a call that raises has taken nothing"
         take(address).close()
-        assert not still_allocated(address)
+        assert given_back(address)
     if stream is not None:
         stream.close()
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from buffer_kinds import SOURCES, free_raw
 from cuda.core import Allocation, Buffer, CloseResult, CUDAWarning, Device, Ownership, OwnershipError
-from support import GRANULE, blocked, fill, free_addresses, holds, read, still_allocated, take
+from support import GRANULE, blocked, fill, free_addresses, given_back, holds, read, take
 
 CHECKED = 256  # bytes looked at, at the start of the memory
 pick = st.integers(min_value=0, max_value=1 << 16)
@@ -98,10 +98,10 @@ class Machine(RuleBasedStateMachine):
     def settle(self, memory):
         """After an end: what nobody holds must be gone, the addresses that a grow has left too."""
         if not memory.open_loans():
-            assert not [address for address in memory.left if still_allocated(address)]
+            assert all(map(given_back, memory.left))
             memory.left.clear()
         if not memory.is_held():
-            assert not still_allocated(memory.address)
+            assert given_back(memory.address)
             self.memories.remove(memory)
 
     # -- rules -----------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Machine(RuleBasedStateMachine):
             if memory.open_loans():
                 memory.left.append(memory.address)
             else:
-                assert not still_allocated(memory.address)
+                assert given_back(memory.address)
         memory.address, memory.size = memory.owner.handle, memory.owner.size
 
     @precondition(lambda self: self.owners(Buffer))

@@ -24,10 +24,10 @@ from support import (
     blocked,
     fill,
     fill_granules,
+    given_back,
     holds,
     place,
     rights_of_granules,
-    still_allocated,
 )
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -60,7 +60,7 @@ def test_another_resource_of_the_same_kind_may_adopt(resourceful):
     assert (adopted.handle, adopted.size) == (address, resourceful.size)
     assert holds(address, resourceful.size, seed=7)
     assert adopted.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
     if not resourceful.built_in:
         assert resourceful.resource.asked == []
         assert [entry[:2] for entry in other.asked] == [(address, resourceful.size)]
@@ -170,7 +170,7 @@ def test_an_allocation_moves_to_another_resource(resourceful, where):
     gc.collect()
     assert holds(address, resourceful.size, seed=8)
     assert moved.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
     if not resourceful.built_in:
         assert len(other.asked) == 1
         other.asked.clear()

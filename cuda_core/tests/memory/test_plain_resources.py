@@ -23,8 +23,10 @@ from cuda.core._memory._synchronous import _SynchronousMemoryResource
 from support import (
     attempt,
     check,
+    child_output,
     fill,
     free_memory,
+    given_back,
     holds,
     in_context,
     race,
@@ -135,7 +137,9 @@ def test_every_ending_gives_the_memory_back(plain, how):
     box = [plain.allocate(8 << 20)]
     address = box[0].handle
     end(box, how)
-    assert not still_allocated(address)
+    if how in ("close", "with"):
+        assert not still_allocated(address), "it is back when the close returns"
+    assert given_back(address)
     assert free_memory() == free
 
 
@@ -252,7 +256,7 @@ def test_plain_memory_is_allocated_and_closed_on_a_thread_without_a_context(devi
 
     ((address, context),) = race(work)
     assert context == 0
-    assert not still_allocated(address)
+    assert given_back(address)
     stream.close()
 
 
@@ -301,7 +305,7 @@ def test_a_close_waits_for_the_recorded_stream(plain, device, held, how):
         # Work that ran after the free would have made the stream fail.
         assert driver.cuStreamQuery(int(stream.handle))[0] == driver.CUresult.CUDA_SUCCESS
     stream.sync()
-    assert not still_allocated(address)
+    assert given_back(address)
     stream.close()
 
 
@@ -324,7 +328,7 @@ def test_a_free_elsewhere_leaves_a_capture_alone(plain, device, mode, how):
     address = box[0].handle
     with capture(stream, mode):
         end(box, how)
-    assert not still_allocated(address)
+    assert given_back(address)
     stream.close()
     other.close()
 
@@ -339,7 +343,7 @@ def test_a_close_on_a_capturing_stream_is_refused_and_the_capture_goes_on(plain,
             buffer.close(stream if given else None)
         assert (buffer.ownership, buffer.handle) == (Ownership.OWNED, address)
     assert buffer.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
     stream.close()
 
 
@@ -439,22 +443,43 @@ def test_every_call_of_close_fails(plain, kind, device, driver_watch, with_strea
         stream.close()
 
 
-@pytest.mark.watched
-@pytest.mark.provokes_refusals
-@pytest.mark.parametrize("how", ["drop", "cycle"])
-def test_a_collection_that_cannot_free_reports_once(plain, kind, driver_watch, how):
-    box = [plain.allocate(4096)]
-    address = box[0].handle
-    with warnings_seen() as seen, driver_watch.fail(FREES[kind], sticky=True) as failure:
+# In a child: what could not be freed stays in the package's books.
+CANNOT_FREE = """
+import sys, warnings
+import cuda_driver_sim as sim
+from buffer_kinds import SOURCES, end
+from cuda.core import Device
+from cuda.core._memory._queue import drain
+from support import still_allocated
+device = Device(0)
+device.set_current()
+kind, name, how = sys.argv[1:]
+source = SOURCES[kind](device)
+box = [source.allocate()]
+address = box[0].handle
+if how == "last loan":
+    loan = box[0][:8]
+    box.pop().close()
+with warnings.catch_warnings(record=True) as seen, sim.fail(name, sticky=True) as failure:
+    warnings.simplefilter("always")
+    if how == "last loan":
+        loan.close()
+    else:
         end(box, how)
-        gc.collect()
-    assert failure.fired == 1
-    (warning,) = seen
-    assert warning.category is CUDAWarning
-    for word in (f"{address:x}", "4096", FREES[kind], "CUDA_ERROR_OUT_OF_MEMORY"):
-        assert word in str(warning.message)
-    assert still_allocated(address)
-    check(getattr(driver, FREES[kind])(address))
+    drain(timeout=20)
+print(failure.fired, [warning.category.__name__ for warning in seen], still_allocated(address))
+text = str(seen[0].message)
+print([word in text for word in (f"{address:x}", "4096", name, "CUDA_ERROR_OUT_OF_MEMORY")])
+"""
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("how", ["drop", "cycle", "last loan"])
+def test_a_collection_that_cannot_free_reports_once(kind, how):
+    assert child_output(CANNOT_FREE, kind, FREES[kind], how).splitlines() == [
+        "1 ['CUDAWarning'] True",
+        "[True, True, True, True]",
+    ]
 
 
 @pytest.mark.watched
@@ -481,7 +506,7 @@ def test_a_subclass_is_asked_once_with_the_size_allocated(kind, device, how):
     assert box[0].memory_resource is resource
     end(box, how)
     assert resource.asked == ((address, 1000, int(stream.handle)),)
-    assert not still_allocated(address)
+    assert given_back(address)
     stream.close()
 
 
@@ -499,7 +524,7 @@ def test_a_subclass_that_raises_is_asked_again_by_a_close_alone(kind):
     assert len(resource.asked) == 1
     assert buffer.close() is CloseResult.DONE
     assert len(resource.asked) == 2
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_a_subclass_that_raises_in_a_collection_is_reported_once(kind):
@@ -537,4 +562,4 @@ def test_a_subclass_may_make_its_memory_itself(kind):
     gc.collect()
     assert buffer.close() is CloseResult.DONE
     assert freed == [(address, 512)]
-    assert not still_allocated(address)
+    assert given_back(address)

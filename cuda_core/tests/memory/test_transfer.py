@@ -21,15 +21,7 @@ from cuda.core import (
     TransferredTo,
 )
 from python_resources import Plain
-from support import (
-    GRANULE,
-    child_output,
-    fill,
-    holds,
-    race,
-    still_allocated,
-    warnings_seen,
-)
+from support import GRANULE, child_output, fill, given_back, holds, race, still_allocated, warnings_seen
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -116,7 +108,7 @@ def test_an_adopted_allocation_is_freed_once(source, how):
         del cycle
     del adopted, buffer
     gc.collect()
-    assert not still_allocated(address)
+    assert given_back(address)
     assert source.frees() in (None, 1)
 
 
@@ -129,7 +121,7 @@ def test_an_allocation_passes_through_many_hands(source):
     assert holds(address, source.size, seed=3)
     assert not source.frees()
     assert buffer.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("when", ["adopted", "handed over"])
@@ -215,7 +207,7 @@ def test_an_allocation_keeps_its_resource(resourceful):
     assert holds(address, resourceful.size, seed=6)
     assert adopted.close() is CloseResult.DONE
     gc.collect()
-    assert not still_allocated(address)
+    assert given_back(address)
     assert gone() is None, "a closed buffer keeps no resource alive"
 
 
@@ -375,7 +367,7 @@ def test_adopting_on_a_thread_without_a_context(source):
     (adopted,) = race(lambda: Buffer.adopt(allocation))
     assert state(adopted) == OWNED
     assert adopted.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 # --- threads, exit -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from cuda.core import (
     VirtualMemoryResourceOptions,
 )
 from python_resources import Plain
-from support import GRANULE, fill, holds, open_stretch, race, still_allocated, warnings_seen
+from support import GRANULE, fill, given_back, holds, open_stretch, race, still_allocated, warnings_seen
 
 SIZE = 4096
 
@@ -50,7 +50,7 @@ def test_a_second_owner_is_refused(source, first):
     assert buffer.ownership is Ownership.OWNED
     assert holds(address, source.size, seed=1)
     assert buffer.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_the_index_knows_buffers_that_are_older_than_it(source):
@@ -85,7 +85,7 @@ def test_what_was_handed_over_may_come_back(source):
     assert holds(address, source.size, seed=2)
     assert refused(source, address, source.size)
     assert back.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_an_allocation_that_went_away_unadopted_may_come_back(source):
@@ -97,7 +97,7 @@ def test_an_allocation_that_went_away_unadopted_may_come_back(source):
     assert [warning.category for warning in seen] == [CUDAWarning]
     back = Buffer.from_handle(address, source.size, source.resource)
     assert back.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("how", ENDINGS)
@@ -106,10 +106,10 @@ def test_an_ended_owner_leaves_no_trace(source, how):
     box = [Buffer.from_handle(address, source.size, source.resource)]
     refused(source, address, source.size)
     end(box, how)
-    assert not still_allocated(address)
+    assert given_back(address)
     again = raw_memory(source.name, source.size)
     Buffer.from_handle(again, source.size, source.resource).close()
-    assert not still_allocated(again)
+    assert given_back(again)
 
 
 def test_a_failed_second_owner_leaves_the_first_alone(source):
@@ -136,7 +136,7 @@ def test_a_resource_that_has_an_owner_refuses_an_adoption(source):
     assert allocation.ownership is Ownership.OWNED
     mistake.detach().handed_over()
     assert Buffer.adopt(allocation, other).close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_no_bytes_have_no_owner(source, driver_watch):
@@ -202,7 +202,7 @@ def test_a_python_resource_may_have_two_owners(order, how):
     assert still_allocated(address)
     end(boxes[1], how)
     assert [entry[:2] for entry in resource.asked] == [(address, SIZE)] * 2
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 class Unique(Plain):
@@ -270,7 +270,7 @@ def test_an_address_may_be_owned_again_from_within_its_deallocate():
     with pytest.raises(OwnershipError):
         Buffer.from_handle(address, SIZE, resource)
     assert resource.next_owner.close() is CloseResult.DONE
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 def test_of_racing_owners_one_wins(source):
@@ -284,5 +284,5 @@ def test_of_racing_owners_one_wins(source):
         assert len(won) == 1, outcomes
         assert sum(isinstance(outcome, OwnershipError) for outcome in outcomes) == 3
         assert won.pop().close() is CloseResult.DONE
-        assert not still_allocated(address)
+        assert given_back(address)
         stream.close()

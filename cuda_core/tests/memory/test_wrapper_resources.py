@@ -8,7 +8,7 @@ import pytest
 from buffer_kinds import ENDINGS, WITH_RESOURCE, end
 from cuda.core import Buffer, CloseResult, CUDAError, CUDAWarning, MemoryResource, Ownership
 from python_resources import Plain
-from support import fill, holds, in_context, race, still_allocated, warnings_seen
+from support import fill, given_back, holds, in_context, race, still_allocated, warnings_seen
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -107,7 +107,7 @@ def test_each_layer_is_asked_once(source, wrapper, how):
     end(box, how)
     assert log == [(outer, address, source.size)]
     assert source.frees() in (None, 1)
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("middle", WRAPPERS)
@@ -122,7 +122,7 @@ def test_layers_on_layers_hear_of_a_free_from_the_outside_in(source, outermost, 
     end(box, how)
     assert log == [(first, address, source.size), (second, address, source.size)]
     assert source.frees() in (None, 1)
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -143,7 +143,7 @@ def test_many_buffers_of_a_wrapper_in_any_order(source, wrapper):
     assert len(set(addresses)) == 20
     for index in (*range(0, 20, 3), *range(1, 20, 3), *range(2, 20, 3)):
         assert buffers[index].close() is CloseResult.DONE
-        assert not still_allocated(addresses[index])
+        assert given_back(addresses[index])
         assert sum(map(still_allocated, addresses)) == sum(not buffer.is_closed for buffer in buffers)
     assert len(outer.log) == 20
 
@@ -159,7 +159,7 @@ def test_a_wrapper_and_its_buffers_collected_together(source, wrapper):
         gc.collect()
     assert seen == []
     assert sorted(entry[1] for entry in log) == addresses
-    assert not any(map(still_allocated, addresses))
+    assert all(map(given_back, addresses))
     log.clear()
 
 
@@ -179,7 +179,7 @@ def test_a_free_that_fails_below_is_tried_again_from_above(device, driver_watch,
     assert (buffer.ownership, buffer.handle) == (Ownership.OWNED, address)
     assert buffer.close() is CloseResult.DONE
     assert len(outer.log) == 2
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -225,7 +225,7 @@ def test_a_detached_buffer_of_a_wrapper_is_adopted_and_freed_through_it(source, 
     assert outer.log == []
     assert adopted.close() is CloseResult.DONE
     assert [entry[1:] for entry in outer.log] == [(address, source.size)]
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -238,7 +238,7 @@ def test_loans_hold_a_wrapped_buffer(source, wrapper):
     assert still_allocated(address)
     loan.close()
     assert [entry[1:] for entry in outer.log] == [(address, source.size)]
-    assert not still_allocated(address)
+    assert given_back(address)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -257,7 +257,7 @@ def test_threads_share_a_wrapper(source, wrapper):
     outcomes = race(*[in_context(work)] * 4)
     assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     assert len(outer.log) == 80
-    assert not any(still_allocated(address) for outcome in outcomes for address in outcome)
+    assert all(given_back(address) for outcome in outcomes for address in outcome)
     if source.frees() is not None:
         source.resource.asked.clear()
     stream.close()
