@@ -208,6 +208,8 @@ def test_plain_memory_of_two_devices(devices, device):
         assert race(buffer.close) == [CloseResult.DONE]
 
 
+# A real driver may crash where the handle of a destroyed stream is used: whoever wraps one keeps it alive.
+@pytest.mark.sim_only
 @pytest.mark.watched
 @pytest.mark.provokes_refusals
 @pytest.mark.parametrize("how", ["close", "no wait", "drop"])

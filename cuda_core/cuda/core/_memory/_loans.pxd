@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from cuda.core._memory._allocation cimport Record
 
-# The C-level entry for exports: lend() begins a loan or raises, end_loan() ends it. Needs no cuda.h.
+# The C-level entry for exports: lend() begins a loan or raises, end_loan() ends it.
 cdef int lend(Record record, str what) except -1
 cdef int end_loan(Record record) noexcept
 

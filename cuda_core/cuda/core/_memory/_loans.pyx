@@ -84,6 +84,7 @@ cdef class Loan:
         cdef Record record = self.record
         if self.open:
             self.open = False
+            self.record = None  # an ended loan keeps nothing alive
             end_loan(record)
         return 0
 
