@@ -165,7 +165,7 @@ static void capture_round(CUstream stream, int round) {
             cuGraphUpload(executable, stream);
             cuGraphLaunch(executable, stream);
             cuGraphLaunch(executable, stream);
-            cuGraphExecDestroy(executable);
+            MUST(cuGraphExecDestroy(executable));  // refused while another thread captures
         }
         cuGraphDestroy(graph);
     }

@@ -182,7 +182,8 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
         if result == cydriver.CUresult.CUDA_SUCCESS:
             result = stream_is_idle(job.order, &idle, &function)
         if result != cydriver.CUresult.CUDA_SUCCESS:
-            job.context_is_dead = idle = is_hopeless(result)  # nothing runs there any more, so there is nothing to wait for
+            # nothing runs there any more, so there is nothing to wait for
+            job.context_is_dead = idle = is_hopeless(result)
             blocked[0] = not idle
     if not idle:
         return False
