@@ -262,9 +262,12 @@ def nothing_left(request, devices, driver_watch):
     """Every test ends with nothing live that was not live before it, and with no call refused by surprise."""
     from support import free_memory
 
+    from cuda.core._memory._queue import drain
+
     _forget_the_last_failure()
     devices[0].set_current()
     gc.collect()
+    drain(20)
     if driver_watch.sim:
         driver_watch.sim.reset()
     live = _live_now(driver_watch)
@@ -275,6 +278,7 @@ def nothing_left(request, devices, driver_watch):
     devices[0].set_current()
     request.node.funcargs.clear()  # pytest keeps what the fixtures made until the test is taken down
     gc.collect()
+    drain(20)  # what a collection frees may be on its way
     refused = driver_watch.refused()
     left = _live_now(driver_watch)
     assert left == live, "live after the test, and before it"
