@@ -260,9 +260,8 @@ def _live_now(watch):
 @pytest.fixture(autouse=True)
 def nothing_left(request, devices, driver_watch):
     """Every test ends with nothing live that was not live before it, and with no call refused by surprise."""
-    from support import free_memory
-
     from cuda.core._memory._queue import drain
+    from support import free_memory
 
     _forget_the_last_failure()
     devices[0].set_current()
