@@ -61,8 +61,13 @@ class KeepingAllocations(Wrapper):
 
     def deallocate(self, ptr, size, *, stream=None):
         self.log.append((self, ptr, size))
-        self.inner.deallocate(ptr, size, stream=stream)
+        # The entry goes before the free: the moment the address is free, it may be another thread's.
         allocation = self.allocations.pop(ptr)
+        try:
+            self.inner.deallocate(ptr, size, stream=stream)
+        except BaseException:
+            self.allocations[ptr] = allocation
+            raise
         if allocation.ownership is Ownership.OWNED:
             allocation.handed_over()  # a resource written in Python has freed an address and knows of no allocation
 
