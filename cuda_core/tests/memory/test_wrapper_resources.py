@@ -86,8 +86,12 @@ class KeepingBuffers(Wrapper):
 
     def deallocate(self, ptr, size, *, stream=None):
         self.log.append((self, ptr, size))
-        self.buffers[ptr].close(stream)
-        del self.buffers[ptr]
+        buffer = self.buffers.pop(ptr)  # before the free, as above
+        try:
+            buffer.close(stream)
+        except BaseException:
+            self.buffers[ptr] = buffer
+            raise
 
 
 WRAPPERS = [Detaching, KeepingAllocations, KeepingBuffers]
