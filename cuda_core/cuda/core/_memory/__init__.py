@@ -2,8 +2,9 @@
 """The memory layer: buffers, the resources that make them, and the state machine that says who frees what."""
 
 from cuda.core._memory._array_view import ArrayView
-from cuda.core._memory._buffer import Buffer, MemoryResource
+from cuda.core._memory._buffer import Buffer
 from cuda.core._memory._legacy import LegacyPinnedMemoryResource
+from cuda.core._memory._memory_resource import MemoryResource
 from cuda.core._memory._ownership import Ownership, TransferredTo
 from cuda.core._memory._release import CloseResult
 from cuda.core._memory._transfer import Allocation

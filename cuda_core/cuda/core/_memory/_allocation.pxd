@@ -3,7 +3,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libcpp.atomic cimport atomic
 
 from cuda.core._memory._virtual_range cimport VirtualRange
-from cuda.core._stream cimport StreamHandle
+from cuda.core._stream_handle cimport StreamHandle
 
 cdef enum:
     CLOSE_DONE = 0

@@ -29,7 +29,7 @@ from cuda.core._memory._ownership cimport (
     step,
 )
 from cuda.core._memory._virtual_range cimport VirtualRange, live_parts
-from cuda.core._stream cimport release_stream, retain_stream
+from cuda.core._stream_handle cimport release_stream, retain_stream
 
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._ownership import Ownership, TransferredTo

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``Buffer``, the handle of an allocation, and ``MemoryResource``, what makes and frees allocations."""
-
-import atexit
-import sys
-import weakref
+"""``Buffer``, the handle of an allocation."""
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
-from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
-from cuda.core._driver cimport check, ensure_driver
 from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._loans cimport Loan, end_loan, lend, new_loan
+from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
 from cuda.core._memory._ownership cimport (
-    CLAIM_MASK,
     EVENT_BEGIN_AUTOMATIC_RELEASE,
     EVENT_BEGIN_RELEASE,
     STATE_BORROWED,
@@ -26,38 +20,24 @@ from cuda.core._memory._ownership cimport (
     VERDICT_CLOSED,
     VERDICT_NOT_OWNER,
 )
+from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._memory._queue cimport wait_for_room
 from cuda.core._memory._release cimport release, release_from_collection
 from cuda.core._memory._transfer cimport Allocation, detach, hand_over
-from cuda.core._stream cimport (
-    Stream,
-    Stream_accept,
-    StreamHandle,
-    add_stream,
-    bind_default_stream,
-    bind_stream,
-    release_stream,
-    stream_for_python,
-)
+from cuda.core._stream cimport Stream, Stream_accept, bind_default_stream, bind_stream, stream_for_python
+from cuda.core._stream_handle cimport StreamHandle, add_stream, release_stream
 
 from cuda.core._errors import CUDAError, OwnershipError
 from cuda.core._memory._allocation import FreeFunction
 from cuda.core._memory._array_view import ArrayView
 from cuda.core._memory._release import CloseResult
 
-__all__ = ["Buffer", "MemoryResource"]
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() noexcept nogil
+__all__ = ["Buffer"]
 
 cdef const char* _BYTES = "B"
 
-cdef dict _asked = {}  # thread -> the record whose release is asking a subclass of a built-in resource
-
 _RESULTS = tuple(CloseResult(number) for number in range(len(CloseResult)))
 
-
-# --- buffers ------------------------------------------------------------------------------------------------------
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream):
     """Make a buffer that owns nothing yet. The stream's reference passes to the buffer."""
@@ -74,6 +54,12 @@ cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, 
 cdef bint _is_ended(Record record) noexcept:
     cdef int state = record.state()
     return state == STATE_RELEASED or state == STATE_TRANSFERRED
+
+
+cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1:
+    """The deleter of ``from_handle(deallocate=)``."""
+    record.resource.function(<size_t>record.pointer, record.size, stream_for_python(order))
+    return 0
 
 
 cdef class Buffer(Record):
@@ -549,14 +535,14 @@ cdef class Buffer(Record):
         """int: ordinal of the device whose memory this is; -1 for memory of the host."""
         self.ensure_usable()
         source = _source_of_attributes(self)
-        return source.device_id if source is not None else _pointer_attributes(self)[0]
+        return source.device_id if source is not None else pointer_attributes(self.pointer)[0]
 
     @property
     def is_device_accessible(self):
         """bool: whether a device can use the memory."""
         self.ensure_usable()
         source = _source_of_attributes(self)
-        return source.is_device_accessible if source is not None else _pointer_attributes(self)[1]
+        return source.is_device_accessible if source is not None else pointer_attributes(self.pointer)[1]
 
     @property
     def is_host_accessible(self):
@@ -569,7 +555,7 @@ cdef class Buffer(Record):
         """bool: whether the memory is managed (moves between host and device by itself)."""
         self.ensure_usable()
         source = _source_of_attributes(self)
-        return source.is_managed if source is not None else _pointer_attributes(self)[3]
+        return source.is_managed if source is not None else pointer_attributes(self.pointer)[3]
 
     @property
     def is_mapped(self):
@@ -589,7 +575,7 @@ cdef object _source_of_attributes(Record record):
 
 cdef bint _is_host_accessible(Buffer buffer) except -1:
     source = _source_of_attributes(buffer)
-    return source.is_host_accessible if source is not None else _pointer_attributes(buffer)[2]
+    return source.is_host_accessible if source is not None else pointer_attributes(buffer.pointer)[2]
 
 
 cdef int _device_of_memory(Buffer buffer) except? -2:
@@ -628,235 +614,9 @@ cdef Buffer _take(Record source, object mr, str what):
     return buffer
 
 
-cdef tuple _pointer_attributes(Buffer buffer):
-    """Ask the driver where borrowed memory lives: (device id, device accessible, host accessible, managed)."""
-    cdef cydriver.CUpointer_attribute names[3]
-    cdef void* values[3]
-    cdef unsigned int memory_type = 0
-    cdef int ordinal = -1
-    cdef unsigned int managed = 0
-    cdef cydriver.CUresult result
-    ensure_driver()
-    names[0] = cydriver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    names[1] = cydriver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    names[2] = cydriver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
-    values[0], values[1], values[2] = &memory_type, &ordinal, &managed
-    with nogil:
-        result = cydriver.cuPointerGetAttributes(3, names, values, buffer.pointer)
-    check(result, b"cuPointerGetAttributes")
-    if memory_type == 0:  # not the driver's: ordinary memory of the host
-        return (-1, False, True, False)
-    host = memory_type == cydriver.CUmemorytype.CU_MEMORYTYPE_HOST
-    return (-1 if host and not managed else ordinal, True, host or bool(managed), bool(managed))
-
-
 cdef int _add_note(object error, str text) except -1:
     if hasattr(error, "add_note"):
         error.add_note(text)
     else:  # Python 3.10 has no notes; the same list, for tools that print it
         error.__dict__.setdefault("__notes__", []).append(text)
     return 0
-
-
-cdef object _device_of(MemoryResource resource):
-    try:
-        return resource.device_id
-    except (RuntimeError, TypeError):
-        return -1  # of the host
-
-
-# For Python-defined resources that ask for it: (id of the resource, address) -> weak reference to the owner.
-cdef dict _unique = {}
-
-
-cdef Record _unique_owner(MemoryResource resource, Record record):
-    """Return who owns the address of ``record`` in ``resource`` at this moment, or None."""
-    cdef object known = _unique.get((id(resource), <size_t>record.pointer))
-    cdef Record owner = known() if known is not None else None
-    if owner is None or owner.state() != STATE_OWNED or owner.resource is not resource:
-        return None
-    if owner.word.load() & CLAIM_MASK:
-        return None  # it is being freed: from inside the deallocate the address may be given out again
-    return owner
-
-
-cdef int _enter_unique(MemoryResource resource, Record record) except -1:
-    key = (id(resource), <size_t>record.pointer)
-    _unique[key] = weakref.ref(record, lambda gone: _unique.pop(key, None) if _unique.get(key) is gone else None)
-    return 0
-
-
-# --- resources ----------------------------------------------------------------------------------------------------
-
-cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1:
-    """The deleter of ``from_handle(deallocate=)``."""
-    record.resource.function(<size_t>record.pointer, record.size, stream_for_python(order))
-    return 0
-
-
-cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1:
-    """The deleter of Python-defined resources: ask ``deallocate``, once, with the size that was allocated."""
-    cdef Stream stream = stream_for_python(order)
-    cdef object thread, outer
-    if not (<MemoryResource>record.resource).indexed:
-        record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
-        return 0
-    # A subclass of a built-in resource: its deallocate will call the built-in one, which must find this record.
-    thread = PyThread_get_thread_ident()
-    outer = _asked.get(thread)
-    _asked[thread] = record
-    try:
-        record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
-    finally:
-        if outer is None:
-            del _asked[thread]
-        else:
-            _asked[thread] = outer
-    return 0
-
-
-cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer):
-    """Return the record whose release is asking ``resource`` on this thread to free ``pointer``, or None."""
-    cdef Record record = _asked.get(PyThread_get_thread_ident())
-    if record is None or record.resource is not resource or record.pointer != pointer:
-        return None
-    return record
-
-
-cdef list _with_exit_pass = []  # weak references to resources that have an ``at_exit``
-
-
-@atexit.register
-def _exit_pass():
-    """Call ``at_exit`` of the resources that have one, the youngest first, while Python still runs."""
-    while _with_exit_pass:
-        resource = _with_exit_pass.pop()()
-        if resource is not None:
-            try:
-                resource.at_exit()
-            except BaseException:  # the others have their turn all the same
-                sys.excepthook(*sys.exc_info())
-
-
-cdef class MemoryResource:
-    """Base class of everything that allocates memory; subclass it in Python to define your own.
-
-    A subclass overrides :meth:`allocate`, :meth:`deallocate` and the properties. It need not call
-    ``super().__init__``.
-
-    Notes
-    -----
-    ``allocate`` makes its buffer with ``Buffer.from_handle(ptr, size, mr=self, stream=stream)``. ``deallocate`` is
-    then asked exactly once, with the size that was allocated, at close or collection, on whatever thread that
-    happens. It must be safe to call from any thread and must not rely on the GIL for more than a single operation.
-    Raising promises that nothing was freed: the close raises the same exception, and the next explicit close asks
-    again. No lock of this package is held meanwhile, so it may allocate and close other buffers.
-
-    A subclass with a method ``at_exit(self)`` has it called once when the program ends, while Python still runs. After
-    that no ``deallocate`` is asked any more.
-
-    Examples
-    --------
-    >>> class Counting(MemoryResource):
-    ...     def __init__(self, inner):
-    ...         self.inner, self.live = inner, 0
-    ...     def deallocate(self, ptr, size, *, stream):
-    ...         self.live -= size
-    """
-
-    def __cinit__(self, *args, **kwargs):
-        self.deleter = ask_python
-        if hasattr(type(self), "at_exit"):
-            _with_exit_pass.append(weakref.ref(self))
-
-    cdef int own(self, Buffer buffer) except -1:
-        """Let a buffer own memory that exists already. Raises before anything is taken."""
-        cdef bint unique = buffer.size and getattr(self, "unique_addresses", False)
-        if unique and _unique_owner(self, buffer) is not None:
-            raise OwnershipError(
-                f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already, "
-                f"{_unique_owner(self, buffer).describe()}"
-            )
-        self.begin_owning(buffer)
-        if unique:
-            _enter_unique(self, buffer)
-        return 0
-
-    cdef int begin_owning(self, Buffer buffer) except -1:
-        buffer.begin(STATE_OWNED, None, 0)
-        return 0
-
-    cdef int ensure_same_kind(self, MemoryResource before) except -1:
-        """Refuse to take over what another kind of resource has made."""
-        if type(before) is not type(self):
-            raise ValueError(f"mr is a {type(self).__name__}, the memory was made by a {type(before).__name__}")
-        if before is not self and _device_of(before) != _device_of(self):
-            raise ValueError(f"mr is for device {_device_of(self)}, the memory is of device {_device_of(before)}")
-        return 0
-
-    cdef int ensure_adoptable(self, Record source) except -1:
-        return 0
-
-    cdef int detached(self, Buffer buffer, Record allocation) except -1:
-        if allocation.size and getattr(self, "unique_addresses", False):
-            _enter_unique(self, allocation)
-        return 0
-
-    cdef int adopted(self, Record source, Buffer buffer, MemoryResource before) except -1:
-        return self.detached(None, buffer)
-
-    def allocate(self, size, *, stream):
-        """Allocate memory. To be overridden.
-
-        Parameters
-        ----------
-        size : int
-            Bytes wanted.
-        stream : Stream
-            The stream that orders the allocation.
-
-        Returns
-        -------
-        Buffer
-            The new buffer, OWNED.
-        """
-        raise TypeError(f"{type(self).__name__}.allocate must be overridden by the subclass")
-
-    def deallocate(self, ptr, size, *, stream):
-        """Free memory that :meth:`allocate` made. To be overridden.
-
-        Parameters
-        ----------
-        ptr : int
-            Where the allocation begins.
-        size : int
-            The size that was allocated, in bytes.
-        stream : Stream
-            A live stream that orders the free; never None.
-
-        Raises
-        ------
-        Exception
-            Anything. It promises that nothing was freed.
-        """
-        raise TypeError(f"{type(self).__name__}.deallocate must be overridden by the subclass")
-
-    @property
-    def is_device_accessible(self):
-        """bool: whether a device can use this resource's memory. To be overridden."""
-        raise TypeError(f"{type(self).__name__}.is_device_accessible must be overridden by the subclass")
-
-    @property
-    def is_host_accessible(self):
-        """bool: whether the host can use this resource's memory. To be overridden."""
-        raise TypeError(f"{type(self).__name__}.is_host_accessible must be overridden by the subclass")
-
-    @property
-    def is_managed(self):
-        """bool: whether this resource's memory is managed."""
-        return False
-
-    @property
-    def device_id(self):
-        """int: ordinal of the device whose memory this is. To be overridden where there is one."""
-        raise TypeError(f"{type(self).__name__}.device_id must be overridden by the subclass")

@@ -4,7 +4,7 @@
 from cuda.core._event import live_event_handles
 from cuda.core._memory._allocation import live_memory
 from cuda.core._memory._queue import queue_counts
-from cuda.core._stream import live_stream_handles
+from cuda.core._stream_handle import live_stream_handles
 
 __all__ = ["live"]
 

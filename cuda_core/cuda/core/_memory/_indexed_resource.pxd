@@ -2,10 +2,10 @@
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._buffer cimport Buffer, MemoryResource
+from cuda.core._memory._memory_resource cimport MemoryResource
 from cuda.core._memory._transfer cimport Slot
 from cuda.core._memory._virtual_range cimport VirtualRange
-from cuda.core._stream cimport StreamHandle
+from cuda.core._stream_handle cimport StreamHandle
 
 cdef enum Holder:
     HELD_BY_NOBODY = 0

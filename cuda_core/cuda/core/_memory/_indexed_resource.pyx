@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from cuda.core._driver cimport ensure_driver
 from cuda.core._memory._allocation cimport Record, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
-from cuda.core._memory._buffer cimport Buffer, MemoryResource, record_being_asked
+from cuda.core._memory._memory_resource cimport MemoryResource, record_being_asked
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EVENT_LOSE,
@@ -25,7 +25,8 @@ from cuda.core._memory._ownership cimport (
     VERDICT_GO,
 )
 from cuda.core._memory._transfer cimport Allocation, Slot, abort_hand_over, begin_hand_over, commit_hand_over
-from cuda.core._stream cimport Stream_accept, StreamHandle, release_stream, retain_stream
+from cuda.core._stream cimport Stream_accept
+from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
 
 from cuda.core._errors import OwnershipError
 
@@ -115,7 +116,7 @@ cdef class IndexedResource(MemoryResource):
             return None
         return holding
 
-    cdef int own(self, Buffer buffer) except -1:
+    cdef int own(self, Record buffer) except -1:
         if buffer.size and self._owned_holding(buffer.pointer) is not None:
             raise OwnershipError(
                 f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; "
@@ -130,10 +131,10 @@ cdef class IndexedResource(MemoryResource):
             raise OwnershipError(f"{<size_t>source.pointer:#x} of this {type(self).__name__} has another owner")
         return 0
 
-    cdef int detached(self, Buffer buffer, Record allocation) except -1:
+    cdef int detached(self, Record buffer, Record allocation) except -1:
         return self.remember(allocation)
 
-    cdef int adopted(self, Record source, Buffer buffer, MemoryResource before) except -1:
+    cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1:
         cdef IndexedResource other
         if before is not self:
             other = before

@@ -4,7 +4,7 @@ from libc.stdint cimport uintptr_t
 
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._indexed_resource cimport IndexedResource
-from cuda.core._stream cimport StreamHandle
+from cuda.core._stream_handle cimport StreamHandle
 
 cdef class PlainResource(IndexedResource):
     cdef cydriver.CUresult raw_allocate(self, size_t size, uintptr_t* address, const char** function) noexcept nogil

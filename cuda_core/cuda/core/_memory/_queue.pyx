@@ -15,7 +15,7 @@ from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
 from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
-from cuda.core._stream cimport StreamHandle, release_stream, stream_is_capturing, stream_is_idle
+from cuda.core._stream_handle cimport StreamHandle, release_stream, stream_is_capturing, stream_is_idle
 
 from cuda.core._errors import CUDAWarning
 

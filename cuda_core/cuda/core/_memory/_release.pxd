@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from cuda.core._memory._allocation cimport Record
-from cuda.core._stream cimport StreamHandle
+from cuda.core._stream_handle cimport StreamHandle
 
 cdef int release(Record record, int event, StreamHandle* order, int waiting) except -1
 cdef int finish_loans(Record record) except -1

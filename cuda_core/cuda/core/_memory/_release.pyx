@@ -36,7 +36,7 @@ from cuda.core._memory._ownership cimport (
     VERDICT_NOTHING,
 )
 from cuda.core._memory._queue cimport first_report_of_context
-from cuda.core._stream cimport (
+from cuda.core._stream_handle cimport (
     StreamHandle,
     release_stream,
     retain_stream,

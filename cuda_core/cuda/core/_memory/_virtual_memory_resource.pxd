@@ -3,7 +3,7 @@ from cuda.core._memory._buffer cimport Buffer
 from cuda.core._memory._indexed_resource cimport IndexedResource
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._virtual_range cimport ChunkRequest, Failure, VirtualRange
-from cuda.core._stream cimport StreamHandle
+from cuda.core._stream_handle cimport StreamHandle
 
 cdef class VirtualMemoryResource(IndexedResource):
     cdef readonly object config

@@ -8,7 +8,8 @@ from libc.stdint cimport uintptr_t
 from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, Record, record_ended
 from cuda.core._memory._arguments cimport device_argument, round_up, size_argument
-from cuda.core._memory._buffer cimport Buffer, MemoryResource, new_buffer
+from cuda.core._memory._buffer cimport Buffer, new_buffer
+from cuda.core._memory._memory_resource cimport MemoryResource
 from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
 from cuda.core._memory._ownership cimport (
     EVENT_ABORT_TRANSFER,
@@ -39,14 +40,8 @@ from cuda.core._memory._virtual_range cimport (
     parts_are_empty,
     return_parts,
 )
-from cuda.core._stream cimport (
-    Stream_accept,
-    StreamHandle,
-    bind_default_stream,
-    bind_stream,
-    release_stream,
-    retain_stream,
-)
+from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
+from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
 
 from cuda.core._errors import CUDAError, OwnershipError
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
@@ -349,7 +344,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         self.end_free(range_.base, holding, True)
         return CLOSE_QUEUED
 
-    cdef int begin_owning(self, Buffer buffer) except -1:
+    cdef int begin_owning(self, Record buffer) except -1:
         """Own memory that exists: a range of this resource that was handed over and comes back, or else one
         reservation with one mapping of exactly the buffer's address and size."""
         cdef Holding known = self._holdings.get(<size_t>buffer.pointer) if buffer.size else None

@@ -5,7 +5,7 @@ from libcpp.atomic cimport atomic
 from libcpp.memory cimport shared_ptr
 from libcpp.vector cimport vector
 
-from cuda.core._stream cimport StreamHandle
+from cuda.core._stream_handle cimport StreamHandle
 
 ctypedef cydriver.CUresult CUresult
 ctypedef cydriver.CUdeviceptr CUdeviceptr

@@ -18,7 +18,7 @@ from libcpp.atomic cimport atomic
 from libcpp.memory cimport make_shared
 from libcpp.vector cimport vector
 
-from cuda.core._stream cimport release_stream
+from cuda.core._stream_handle cimport release_stream
 
 cdef atomic[long] _live_ranges
 cdef atomic[long] _live_reservations

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pass at exit: resources that have a method ``at_exit`` are told while Python still runs."""
+
+import atexit
+import sys
+import weakref
+
+_resources = []  # weak references
+
+
+@atexit.register
+def _call_all():
+    """Call ``at_exit`` of the resources that have one, the youngest first, while Python still runs."""
+    while _resources:
+        resource = _resources.pop()()
+        if resource is not None:
+            try:
+                resource.at_exit()
+            except BaseException:  # the others have their turn all the same
+                sys.excepthook(*sys.exc_info())
+
+
+def enter(resource):
+    """Have ``resource.at_exit()`` called when the program ends, if the resource is alive then."""
+    _resources.append(weakref.ref(resource))

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uintptr_t
+
+from cuda.core._memory._allocation cimport Deleter, Record
+from cuda.core._stream_handle cimport StreamHandle
+
+cdef class MemoryResource:
+    cdef Deleter deleter
+    cdef bint indexed           # frees by an address that it knows: its own deallocate must find the record
+    cdef object __weakref__
+    cdef int own(self, Record buffer) except -1
+    cdef int begin_owning(self, Record buffer) except -1
+    cdef int ensure_same_kind(self, MemoryResource before) except -1
+    cdef int ensure_adoptable(self, Record source) except -1
+    cdef int detached(self, Record buffer, Record allocation) except -1
+    cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1
+
+cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1
+cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer)

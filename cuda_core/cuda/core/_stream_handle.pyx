@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The counted C handle of a stream, which buffers hold, and the questions that a release asks it.
+
+A buffer that is freed in the order of a stream must be able to do so after the ``Stream`` object was closed and in
+places where no Python may run. So it holds the C handle, which is counted: the driver's stream is destroyed when the
+last holder lets go.
+"""
+
+from cpython.ref cimport PyObject
+from cuda.bindings cimport cydriver
+from libc.stdlib cimport calloc, free
+from libcpp.atomic cimport atomic
+
+from cuda.core._context cimport current_context
+from cuda.core._driver cimport is_finalizing
+
+cdef extern from *:
+    long __atomic_add_fetch(long*, long, int) noexcept nogil
+    enum:
+        __ATOMIC_ACQ_REL
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+    void Py_XDECREF(PyObject*) noexcept
+
+cdef atomic[long] _live
+
+
+cpdef long live_stream_handles() noexcept:
+    """Return the number of stream handles that this package holds, without the two default streams."""
+    return _live.load()
+
+
+cdef StreamHandle* new_stream_handle(cydriver.CUstream stream, cydriver.CUcontext context, int device_id,
+                                     StreamKind kind) except NULL:
+    cdef StreamHandle* handle = <StreamHandle*>calloc(1, sizeof(StreamHandle))
+    if handle == NULL:
+        raise MemoryError("no memory for a stream handle")
+    handle.count = 1
+    handle.stream = stream
+    handle.context = context
+    handle.device_id = device_id
+    handle.kind = kind
+    handle.thread = PyThread_get_thread_ident()
+    _live.fetch_add(1)
+    return handle
+
+
+cdef StreamHandle* retain_stream(StreamHandle* handle) noexcept nogil:
+    if handle != NULL:
+        __atomic_add_fetch(&handle.count, 1, __ATOMIC_ACQ_REL)
+    return handle
+
+
+cdef void release_stream(StreamHandle* handle) noexcept nogil:
+    cdef int member
+    if handle == NULL or __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) != 0:
+        return
+    if handle.kind == STREAM_OWNED:
+        # A stream whose context is gone is gone with it; there is nobody to tell and nothing to try again.
+        cydriver.cuStreamDestroy(handle.stream)
+    if handle.owner != NULL and not is_finalizing():
+        with gil:
+            Py_XDECREF(handle.owner)
+    for member in range(handle.member_count):
+        release_stream(handle.members[member])
+    free(handle.members)
+    free(handle)
+    _live.fetch_sub(1)
+
+
+cdef cydriver.CUresult _enter(StreamHandle* handle, bint* pushed, const char** function) noexcept nogil:
+    """Make the context current in which a default stream was bound, unless it is.
+
+    The two default streams are tokens: the driver resolves them in the calling thread's current context.
+    """
+    cdef cydriver.CUcontext current = NULL
+    cdef cydriver.CUresult result
+    pushed[0] = False
+    if handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD) or handle.context == NULL:
+        return cydriver.CUresult.CUDA_SUCCESS
+    function[0] = b"cuCtxGetCurrent"
+    result = cydriver.cuCtxGetCurrent(&current)
+    if result == cydriver.CUresult.CUDA_SUCCESS and current != handle.context:
+        function[0] = b"cuCtxPushCurrent"
+        result = cydriver.cuCtxPushCurrent(handle.context)
+        pushed[0] = result == cydriver.CUresult.CUDA_SUCCESS
+        if result == cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+            result = cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED  # it was one when it was recorded
+    return result
+
+
+cdef bint _is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil:
+    """Whether an answer says that the stream itself is no more: destroyed by its owner, or with its context.
+
+    Nothing of it is left to wait for. The tokens of the default streams are never gone by themselves.
+    """
+    return handle.kind in (STREAM_OWNED, STREAM_FOREIGN) and result in (
+        cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
+        cydriver.CUresult.CUDA_ERROR_INVALID_HANDLE,
+        cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    )
+
+
+cdef cydriver.CUstream _as_seen_here(StreamHandle* handle) noexcept nogil:
+    """Return what to wait for on this thread.
+
+    The per-thread token would name this thread's own stream. Another thread's cannot be named; the legacy stream,
+    which waits for all of them, takes its place: slower, never unordered.
+    """
+    if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
+        return <cydriver.CUstream>1
+    return handle.stream
+
+
+cdef void _leave(bint pushed) noexcept nogil:
+    cdef cydriver.CUcontext popped = NULL
+    if pushed:
+        cydriver.cuCtxPopCurrent(&popped)
+
+
+cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil:
+    """Ask whether work on the stream is being captured. A question, never a disturbance of the capture."""
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef bint pushed = False
+    cdef cydriver.CUresult result
+    cdef int member
+    capturing[0] = False
+    if handle.kind == STREAM_SET:
+        for member in range(handle.member_count):
+            result = stream_is_capturing(handle.members[member], capturing, function)
+            if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
+                return result
+        return cydriver.CUresult.CUDA_SUCCESS
+    result = _enter(handle, &pushed, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuStreamIsCapturing"
+    result = cydriver.cuStreamIsCapturing(_as_seen_here(handle), &status)
+    _leave(pushed)
+    if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+        # The legacy stream waits for every blocking stream, and one of those is being captured.
+        capturing[0] = True
+        return cydriver.CUresult.CUDA_SUCCESS
+    if _is_gone(handle, result):
+        return cydriver.CUresult.CUDA_SUCCESS
+    capturing[0] = status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    return result
+
+
+cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil:
+    """Wait until everything in the stream has run. On failure ``function`` names the call that was refused."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef bint pushed = False
+    cdef cydriver.CUresult result
+    cdef int member
+    if handle.kind == STREAM_SET:
+        for member in range(handle.member_count):
+            result = wait_for_stream(handle.members[member], function)
+            if result != cydriver.CUresult.CUDA_SUCCESS and not _is_gone(handle.members[member], result):
+                return result
+        return cydriver.CUresult.CUDA_SUCCESS
+    result = _enter(handle, &pushed, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    # A wait for any stream invalidates the captures that this thread may not disturb, unless the thread says that it
+    # knows what it is doing. It does: the stream that is waited for is not one of those being captured.
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuStreamSynchronize"
+        result = cydriver.cuStreamSynchronize(_as_seen_here(handle))
+        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    _leave(pushed)
+    return result
+
+
+cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil:
+    """Whether a failed wait means that there is nothing left to wait for."""
+    return _is_gone(handle, result)
+
+
+cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil:
+    """Ask, without waiting, whether everything in the stream has run. A capturing stream is not idle."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef bint pushed = False, capturing = False
+    cdef cydriver.CUresult result
+    cdef int member
+    idle[0] = False
+    if handle.kind == STREAM_SET:
+        for member in range(handle.member_count):
+            result = stream_is_idle(handle.members[member], idle, function)
+            if result != cydriver.CUresult.CUDA_SUCCESS or not idle[0]:
+                return result
+        return cydriver.CUresult.CUDA_SUCCESS
+    # Asking a capturing stream for its work would invalidate the capture.
+    result = stream_is_capturing(handle, &capturing, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS or capturing:
+        return result
+    result = _enter(handle, &pushed, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuStreamQuery"
+        result = cydriver.cuStreamQuery(_as_seen_here(handle))
+        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    _leave(pushed)
+    if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
+        return cydriver.CUresult.CUDA_SUCCESS
+    if _is_gone(handle, result):
+        result = cydriver.CUresult.CUDA_SUCCESS
+    idle[0] = result == cydriver.CUresult.CUDA_SUCCESS
+    return result
+
+
+cdef bint _same_stream(StreamHandle* one, StreamHandle* other) noexcept nogil:
+    return (
+        one.stream == other.stream
+        and one.kind == other.kind
+        and one.context == other.context
+        and (one.kind != STREAM_PER_THREAD or one.thread == other.thread)
+    )
+
+
+cdef StreamHandle* add_stream(StreamHandle* handle, StreamHandle* added) except NULL:
+    """Return a set of the streams of ``handle`` (NULL for none) and ``added``. Takes over both references."""
+    cdef StreamHandle* result
+    cdef int count = 0, member
+    if handle == NULL:
+        return added
+    count = handle.member_count if handle.kind == STREAM_SET else 1
+    for member in range(count):
+        if _same_stream(handle.members[member] if handle.kind == STREAM_SET else handle, added):
+            release_stream(added)
+            return handle
+    result = new_stream_handle(NULL, NULL, -1, STREAM_SET)
+    result.members = <StreamHandle**>calloc(count + 1, sizeof(StreamHandle*))
+    if result.members == NULL:
+        release_stream(result)
+        raise MemoryError("no memory for a set of streams")
+    for member in range(count):
+        result.members[member] = retain_stream(handle.members[member] if handle.kind == STREAM_SET else handle)
+    result.members[count] = added
+    result.member_count = count + 1
+    release_stream(handle)
+    return result
+
+
+# The handles that were bound last, one for each token: programs bind the same one again and again.
+cdef StreamHandle* _last_bound[2]
+
+
+cdef void always_there() noexcept nogil:
+    """Leave a handle that lives as long as the process out of the count."""
+    _live.fetch_sub(1)
+
+
+cdef StreamHandle* bind_token(StreamHandle* token) except? NULL:
+    """Return a handle of a default stream in the current context, or NULL where no context is current."""
+    cdef cydriver.CUcontext context = current_context()
+    cdef int slot = token.kind == STREAM_PER_THREAD
+    cdef StreamHandle* last = _last_bound[slot]
+    if context == NULL:
+        return NULL
+    if last != NULL and last.context == context and (slot == 0 or last.thread == PyThread_get_thread_ident()):
+        return retain_stream(last)
+    if last != NULL:
+        _live.fetch_add(1)  # out of the slot, it counts again until its last holder lets go
+        release_stream(last)
+    last = new_stream_handle(token.stream, context, -1, token.kind)
+    _live.fetch_sub(1)  # the one in the slot is always there
+    _last_bound[slot] = last
+    return retain_stream(last)
