@@ -24,7 +24,7 @@ from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._memory._queue cimport wait_for_room
 from cuda.core._memory._release cimport release, release_from_collection
 from cuda.core._memory._transfer cimport Allocation, detach, hand_over
-from cuda.core._stream cimport Stream, Stream_accept, bind_default_stream, bind_stream, stream_for_python
+from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream, stream_for_python
 from cuda.core._stream_handle cimport StreamHandle, add_stream, release_stream
 
 from cuda.core._errors import CUDAError, OwnershipError

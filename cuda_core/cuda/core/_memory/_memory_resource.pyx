@@ -109,7 +109,9 @@ cdef class MemoryResource:
         if type(before) is not type(self):
             raise ValueError(f"mr is a {type(self).__name__}, the memory was made by a {type(before).__name__}")
         if before is not self and device_of_resource(before) != device_of_resource(self):
-            raise ValueError(f"mr is for device {device_of_resource(self)}, the memory is of device {device_of_resource(before)}")
+            raise ValueError(
+                f"mr is for device {device_of_resource(self)}, the memory is of device {device_of_resource(before)}"
+            )
         return 0
 
     cdef int ensure_adoptable(self, Record source) except -1:
