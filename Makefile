@@ -10,12 +10,14 @@
 #   PYTHON=python3.12     the interpreter to build for
 #   VENV=folder           the environment (default .venv)
 #   DRIVER=auto|sim|gpu   the driver that the package's tests run on (default auto)
+#   WORKERS=number        processes that share the package's tests (default: one a processor; on a GPU always one)
 #   ARGS="-k grow -x"     given to pytest, the example or the benchmarks
 
 PYTHON ?= python3
 VENV ?= .venv
 DRIVER ?= auto
 ARGS ?=
+WORKERS ?= auto
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -41,7 +43,7 @@ test-sim: $(DONE)/package $(DONE)/test-tools
 	$(BIN)/python -m pytest driver_sim/tests $(ARGS)
 
 test-package: $(DONE)/package $(DONE)/test-tools
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest cuda_core/tests --driver=$(DRIVER) $(ARGS)
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest cuda_core/tests --driver=$(DRIVER) -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(DONE)/lint-tools
 	$(BIN)/ruff check .

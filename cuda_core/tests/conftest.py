@@ -78,6 +78,19 @@ def _activate(choice, unwatched):
     return ""
 
 
+def _chosen_driver(config):
+    choice = config.getoption("--driver")
+    if choice == "auto":
+        choice = "gpu" if _a_gpu_is_there() else "sim"
+    return choice
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Share a GPU with nobody: the tests look at how much of its memory is free."""
+    return None if _chosen_driver(config) == "sim" else 0
+
+
 def pytest_configure(config):
     for line in (
         "sim_only: needs held work, the limits of the simulated driver, or the checkout; left out on a GPU",
@@ -88,9 +101,7 @@ def pytest_configure(config):
         config.addinivalue_line("markers", line)
     if not config.getoption("--hypothesis-profile", None):
         hypothesis.settings.load_profile("stable")
-    choice = config.getoption("--driver")
-    if choice == "auto":
-        choice = "gpu" if _a_gpu_is_there() else "sim"
+    choice = _chosen_driver(config)
     config.stash[_unwatched] = _activate(choice, config.getoption("--unwatched"))
     config.stash[_driver_name] = choice
     config.stash[_deselected] = 0
@@ -113,6 +124,9 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if unstable:  # two processes that share the tests would not agree on their names
+        raise pytest.UsageError(f"the name of a test holds an address: {unstable[0]}")
     if config.stash[_driver_name] == "sim":
         return
     from support import device_count

@@ -26,6 +26,7 @@ from support import (
     fill,
     given_back,
     holds,
+    name_of,
     place,
     race,
     still_allocated,
@@ -302,7 +303,7 @@ def test_it_waits_for_the_stream_that_is_given(source, device, driver_watch, wit
         ((4096, None), TypeError),
         ((4096, 2**64), OverflowError),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_odd_arguments_are_refused_before_anything_happens(source, driver_watch, arguments, error):
     with driver_watch.no_call():
@@ -310,7 +311,7 @@ def test_odd_arguments_are_refused_before_anything_happens(source, driver_watch,
             deallocate(source, *arguments)
 
 
-@pytest.mark.parametrize("stream", [7, "stream", object()], ids=str)
+@pytest.mark.parametrize("stream", [7, "stream", object()], ids=name_of)
 def test_an_odd_stream_is_refused_before_anything_happens(source, driver_watch, stream):
     allocation = source.allocate().detach()
     with driver_watch.no_call():

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import io
 
+import numpy
 import pytest
 
 from buffer_kinds import SOURCES
@@ -93,7 +94,6 @@ def test_a_consumer_of_the_protocol_may_write(pinned):
 
 
 def test_numpy_sees_and_keeps_the_memory(pinned):
-    numpy = pytest.importorskip("numpy")
     array = numpy.frombuffer(pinned, dtype=numpy.uint8)
     assert array.ctypes.data == pinned.handle
     assert pinned.loans == 1
@@ -452,14 +452,12 @@ def test_odd_types_and_shapes_are_refused(plain, typestr, shape):
 
 
 def test_a_view_takes_a_numpy_type(plain):
-    numpy = pytest.importorskip("numpy")
     for dtype, typestr in ((numpy.dtype("float32"), "<f4"), (numpy.dtype("complex64"), "<c8")):
         with plain.array_view(dtype, shape=(4,)) as view:
             assert view.__cuda_array_interface__["typestr"] == typestr
 
 
 def test_numpy_takes_a_view_and_keeps_it(pinned):
-    numpy = pytest.importorskip("numpy")
     view = pinned.array_view("<u4", (8, 16))
     array = numpy.asarray(view)
     assert (array.shape, array.dtype, array.ctypes.data) == ((8, 16), numpy.dtype("<u4"), pinned.handle)

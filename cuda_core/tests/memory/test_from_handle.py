@@ -19,7 +19,7 @@ from cuda.core import (
     Stream,
 )
 from python_resources import Plain
-from support import attempt, check, fill, given_back, holds, race, still_allocated, warnings_seen
+from support import attempt, check, fill, given_back, holds, name_of, race, still_allocated, warnings_seen
 
 SIZE = 4096
 
@@ -321,7 +321,7 @@ def test_a_detached_function_travels_with_the_allocation():
         ({"deallocate": (lambda: None,)}, TypeError),
         ({"deallocate": 7, "owner": Owner()}, TypeError),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_refused_arguments_take_nothing(driver_watch, arguments, error):
     free, address = Free(), memory()

@@ -29,6 +29,7 @@ from support import (
     given_back,
     holds,
     in_context,
+    name_of,
     race,
     read,
     still_allocated,
@@ -170,14 +171,14 @@ NOT_SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("size", "error"), NOT_SIZES, ids=str)
+@pytest.mark.parametrize(("size", "error"), NOT_SIZES, ids=name_of)
 def test_odd_sizes_are_refused_before_any_driver_call(plain, driver_watch, size, error):
     with driver_watch.no_call():
         with pytest.raises(error):
             plain.allocate(size)
 
 
-@pytest.mark.parametrize("stream", [7, "stream", object()], ids=str)
+@pytest.mark.parametrize("stream", [7, "stream", object()], ids=name_of)
 @pytest.mark.parametrize("size", [0, 4096])
 def test_odd_streams_are_refused_before_any_driver_call(plain, driver_watch, size, stream):
     with driver_watch.no_call():
@@ -186,7 +187,7 @@ def test_odd_streams_are_refused_before_any_driver_call(plain, driver_watch, siz
 
 
 @pytest.mark.parametrize(
-    ("ordinal", "error"), [("0", TypeError), (0.0, TypeError), (-1, ValueError)], ids=str
+    ("ordinal", "error"), [("0", TypeError), (0.0, TypeError), (-1, ValueError)], ids=name_of
 )
 def test_odd_devices_are_refused(ordinal, error):
     with pytest.raises(error):

@@ -21,7 +21,17 @@ from cuda.core import (
     TransferredTo,
 )
 from python_resources import Plain
-from support import GRANULE, child_output, fill, given_back, holds, race, still_allocated, warnings_seen
+from support import (
+    GRANULE,
+    child_output,
+    fill,
+    given_back,
+    holds,
+    name_of,
+    race,
+    still_allocated,
+    warnings_seen,
+)
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -348,7 +358,7 @@ def test_the_repr_of_an_allocation_tells_its_state(driver_watch, when):
 
 
 @pytest.mark.parametrize(
-    "thing", [None, 4096, "allocation", object(), (4096, 256), "buffer", "resource", "class"], ids=str
+    "thing", [None, 4096, "allocation", object(), (4096, 256), "buffer", "resource", "class"], ids=name_of
 )
 def test_only_an_allocation_can_be_adopted(resource, driver_watch, thing):
     buffer = resource.allocate(GRANULE)
