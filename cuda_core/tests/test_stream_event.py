@@ -2,6 +2,7 @@
 """Streams and events, as far as memory needs them: their handles, their order, their ends."""
 
 import gc
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from cuda.bindings import driver
 from cuda.core import (
     LEGACY_DEFAULT_STREAM,
     PER_THREAD_DEFAULT_STREAM,
+    CUDAError,
     Event,
     EventOptions,
     Stream,
@@ -184,7 +186,188 @@ def test_events_are_destroyed_by_a_close_or_a_drop(device, driver_watch):
 
 def test_wrong_objects_are_refused(stream):
     for wrong in (None, 7, "stream"):
-        with pytest.raises(TypeError):
+        with pytest.raises(ValueError, match=re.escape(repr(wrong))):
             stream.wait(wrong)
     with pytest.raises(TypeError):
         stream.record(7)
+
+
+def captured(stream, use):
+    """Run `use` while `stream` is being captured; tell whether the capture came through."""
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    check(driver.cuStreamBeginCapture(stream, mode))
+    try:
+        use()
+    finally:
+        error, graph = driver.cuStreamEndCapture(stream)
+    if error == driver.CUresult.CUDA_SUCCESS:
+        check(driver.cuGraphDestroy(graph))
+    return error == driver.CUresult.CUDA_SUCCESS
+
+
+def test_a_question_about_a_captured_stream_leaves_the_capture_whole(device):
+    handle = check(driver.cuStreamCreate(1))
+    foreign, known = Stream.from_handle(int(handle)), Stream.from_handle(int(handle))
+    assert known.is_nonblocking is True
+
+    def ask():
+        with pytest.raises(RuntimeError, match="while it is being captured"):
+            foreign.is_nonblocking  # noqa: B018
+        assert known.is_nonblocking is True
+        assert foreign.priority == 0
+        assert foreign.device == device
+        assert foreign.context == device.context
+        assert repr(foreign).startswith("<Stream handle=0x")
+
+    assert captured(handle, ask)
+    assert foreign.is_nonblocking is True
+    check(driver.cuStreamDestroy(handle))
+
+
+def test_a_stream_made_here_is_asked_nothing(device, driver_watch):
+    stream = device.create_stream(options=StreamOptions(nonblocking=False))
+    with driver_watch.no_call():
+        assert stream.is_nonblocking is False
+    stream.close()
+
+
+class Foreign:
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __cuda_stream__(self):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        ((1, 2), RuntimeError, "version 1; 0 is understood"),
+        ((0,), RuntimeError, "a sequence with 2 elements.*got \\(0,\\)"),
+        (3, RuntimeError, "a sequence with 2 elements.*got 3"),
+        ((0, "2"), TypeError, "got str: '2'"),
+        ((0, None), TypeError, "got NoneType: None"),
+        ((0, -1), OverflowError, "got -1"),
+        ((0, 2**64), OverflowError, "got 18446744073709551616"),
+    ],
+    ids=str,
+)
+def test_an_object_that_stands_for_a_stream_in_a_wrong_way_is_refused(device, stream, answer, error, text):
+    for use in (device.create_stream, stream.wait):
+        with pytest.raises(error, match=text):
+            use(Foreign(answer))
+
+
+@pytest.mark.parametrize("form", ["method", "attribute"])
+def test_an_object_can_stand_for_a_stream(device, stream, form):
+    handle = int(stream.handle)
+    thing = Foreign((0, handle))
+    if form == "attribute":
+        thing.__cuda_stream__ = (0, handle)
+    wrapped = device.create_stream(thing)
+    assert wrapped == stream
+    assert hash(wrapped) == hash(stream)
+    wrapped.close()
+    stream.wait(thing)
+    stream.sync()
+
+
+@pytest.mark.parametrize(
+    "handle", ["2", b"2", 2.0, None, object()], ids=["str", "bytes", "float", "None", "object"]
+)
+def test_only_an_integer_is_the_handle_of_a_stream(handle):
+    with pytest.raises(TypeError, match="the handle of a stream must be an integer"):
+        Stream.from_handle(handle)
+
+
+def test_a_handle_of_the_bindings_is_a_handle(stream):
+    again = Stream.from_handle(stream.handle)
+    assert again == stream
+    again.close()
+
+
+@pytest.mark.parametrize("priority", ["0", 0.0, 2**40, object()], ids=["str", "float", "large", "object"])
+def test_a_priority_is_an_integer(device, priority):
+    with pytest.raises(TypeError, match="priority must be an integer or None"):
+        device.create_stream(options=StreamOptions(priority=priority))
+
+
+@pytest.mark.parametrize("options", [3, "fast"])
+def test_options_of_a_wrong_type_are_named(device, stream, options):
+    for use in (
+        lambda: device.create_stream(options=options),
+        lambda: device.create_event(options),
+        lambda: stream.record(options=options),
+    ):
+        with pytest.raises(TypeError, match=repr(options)):
+            use()
+
+
+def test_a_closed_event_says_nothing_but_that(device):
+    event = device.create_event(EventOptions(timing_enabled=True, blocking_sync=True))
+    assert (event.is_timing_enabled, event.is_blocking_sync, event.is_ipc_enabled) == (True, True, False)
+    assert event.device == device
+    assert event.context == device.context
+    event.close()
+    for name in ("is_done", "context", "device", "is_timing_enabled", "is_blocking_sync", "is_ipc_enabled"):
+        with pytest.raises(RuntimeError, match="Event has been closed"):
+            getattr(event, name)
+    assert "closed" in repr(event)
+    assert event == event
+    assert event.is_closed
+
+
+@pytest.mark.parametrize("name", ["resources", "create_graph_builder"])
+def test_what_a_stream_lacks_in_this_build_says_so(stream, name):
+    with pytest.raises(AttributeError, match=f"Stream.{name} is not in this build"):
+        getattr(stream, name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        stream.no_such_name  # noqa: B018
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize(
+    ("function", "use"),
+    [
+        ("cuStreamSynchronize", lambda stream, event: stream.sync()),
+        ("cuEventRecord", lambda stream, event: stream.record()),
+        ("cuEventRecord", lambda stream, event: stream.record(event)),
+        ("cuEventRecord", lambda stream, event: stream.wait(stream)),
+        ("cuStreamWaitEvent", lambda stream, event: stream.wait(stream)),
+        ("cuStreamWaitEvent", lambda stream, event: stream.wait(event)),
+        ("cuEventCreate", lambda stream, event: stream.record()),
+        ("cuEventQuery", lambda stream, event: event.is_done),
+        ("cuEventSynchronize", lambda stream, event: event.sync()),
+        ("cuStreamGetPriority", lambda stream, event: Stream.from_handle(stream.handle).priority),
+        ("cuStreamGetFlags", lambda stream, event: Stream.from_handle(stream.handle).is_nonblocking),
+        ("cuStreamIsCapturing", lambda stream, event: Stream.from_handle(stream.handle).is_nonblocking),
+        ("cuStreamGetCtx", lambda stream, event: Stream.from_handle(stream.handle).context),
+    ],
+)
+def test_a_refused_call_of_a_stream_is_named_and_nothing_is_left(device, stream, driver_watch, function, use):
+    event = device.create_event()
+    stream.record(event)
+    live = driver_watch.live()
+    with driver_watch.fail(function, result="CUDA_ERROR_UNKNOWN") as failure:
+        with pytest.raises(CUDAError, match=f"CUDA_ERROR_UNKNOWN.*{function}") as caught:
+            use(stream, event)
+    assert failure.fired == 1
+    assert caught.value.function == function
+    del caught
+    assert driver_watch.live() == live
+    use(stream, event)
+    assert driver_watch.live() == live
+    event.close()
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+def test_a_refused_close_of_an_event_can_be_made_again(device, driver_watch):
+    event = device.create_event()
+    with driver_watch.fail("cuEventDestroy", result="CUDA_ERROR_UNKNOWN"):
+        with pytest.raises(CUDAError, match="cuEventDestroy"):
+            event.close()
+    assert not event.is_closed
+    event.close()
+    assert event.is_closed

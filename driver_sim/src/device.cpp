@@ -2,6 +2,7 @@
 // Devices and what they say of themselves.
 #include "driver.h"
 
+#include <cstdio>
 #include <cstring>
 
 namespace sim {
@@ -170,6 +171,17 @@ DRIVER_CALL("cuDeviceGetUuid", cuDeviceGetUuid_v2, 11040, (CUuuid * uuid, CUdevi
         return CUDA_ERROR_INVALID_DEVICE;
     std::memcpy(uuid->bytes, "simulateddevice", 15);
     uuid->bytes[15] = char(dev);
+    return CUDA_SUCCESS;
+}
+
+// Partly: the place on the PCI bus is 0.
+DRIVER_CALL("cuDeviceGetPCIBusId", cuDeviceGetPCIBusId, 4010, (char *pciBusId, int len, CUdevice dev),
+            (pciBusId, len, dev)) {
+    if (!pciBusId || len <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!driver().device(dev))
+        return CUDA_ERROR_INVALID_DEVICE;
+    std::snprintf(pciBusId, std::size_t(len), "0000:00:00.0");  // as the attributes say
     return CUDA_SUCCESS;
 }
 

@@ -102,9 +102,32 @@ cdef class Context:
         """Whether this is a green context. This build makes none."""
         return False
 
+    def create_stream(self, options=None):
+        """Not for the contexts of this build; use :meth:`Device.create_stream`.
+
+        Raises
+        ------
+        RuntimeError
+            Always: only a green context creates its streams itself.
+        """
+        raise RuntimeError("Context.create_stream() is for green contexts; use Device.create_stream() for this one")
+
     def close(self):
-        """Forget the context. It is not destroyed: the object never owned it. Closing twice is harmless."""
+        """Forget the context. It is not destroyed: the object never owned it. Closing twice is harmless.
+
+        Raises
+        ------
+        RuntimeError
+            If the context is current on the calling thread. The object then stays open.
+        """
+        if self._context != NULL and current_context() == self._context:
+            raise RuntimeError(f"{self!r} is current on this thread; make another one current before closing it")
         self._context = NULL
+
+    def __getattr__(self, name):
+        if name == "resources":
+            raise AttributeError("Context.resources is not in this build, which makes no green contexts")
+        raise AttributeError(f"'Context' object has no attribute {name!r}")
 
     def __eq__(self, other):
         if not isinstance(other, Context):

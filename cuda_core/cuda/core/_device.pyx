@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Device``: the top of the package, from which contexts, streams and events are made."""
 
+import operator
 import threading
-from typing import NamedTuple
 
 from cuda.bindings cimport cydriver
 
@@ -16,17 +16,26 @@ from cuda.core._context import Context
 from cuda.core._device_properties import DeviceProperties
 from cuda.core._errors import CUDAError
 from cuda.core._memory import _virtual_memory_resource
+from cuda.core._utils.cuda_utils import ComputeCapability
 
 __all__ = ["ComputeCapability", "Device"]
 
 _tls = threading.local()
 
 
-class ComputeCapability(NamedTuple):
-    """Version of a device's instruction set."""
-
-    major: int
-    minor: int
+# What a device of cuda-core 1.2.2 has beside this: other modules' things.
+_ABSENT = frozenset(
+    {
+        "create_context",
+        "create_graph_builder",
+        "create_mipmapped_array",
+        "create_opaque_array",
+        "create_surface_object",
+        "create_texture_object",
+        "resources",
+        "to_system_device",
+    }
+)
 
 
 cdef int _device_count() except -1:
@@ -75,12 +84,18 @@ class Device:
         if device_id is None:
             context = current_context()
             device_id = device_of_context(context) if context != NULL else 0
-        elif isinstance(device_id, bool) or not isinstance(device_id, int):
-            raise TypeError(f"device_id must be an integer or a Device, got {type(device_id).__name__}: {device_id!r}")
-        elif device_id < 0:
-            raise ValueError(f"device_id must not be negative, got {device_id}")
+        else:
+            try:
+                ordinal = operator.index(device_id)
+            except TypeError:
+                raise TypeError(
+                    f"device_id must be an integer or a Device, got {type(device_id).__name__}: {device_id!r}"
+                ) from None
+            if ordinal < 0:
+                raise ValueError(f"device_id must be >= 0, got {ordinal}")
+            device_id = ordinal
         if device_id >= count:
-            raise ValueError(f"device_id must be below the number of devices, {count}, got {device_id}")
+            raise ValueError(f"device_id must be within [0, {count}), got {device_id}")
         devices = _tls.__dict__.setdefault("devices", {})
         known = devices.get(device_id)
         if known is None:
@@ -103,7 +118,7 @@ class Device:
     def properties(self):
         """DeviceProperties: what the device is and can do."""
         if self._properties is None:
-            self._properties = DeviceProperties(self._device_id)
+            self._properties = DeviceProperties._init(self._device_id)
         return self._properties
 
     @property
@@ -130,6 +145,17 @@ class Device:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
     @property
+    def pci_bus_id(self):
+        """str: the device's place on the bus, as ``domain:bus:device.function`` in hexadecimal digits."""
+        cdef char text[64]
+        cdef int ordinal = self._device_id
+        cdef cydriver.CUresult result
+        with nogil:
+            result = cydriver.cuDeviceGetPCIBusId(text, sizeof(text), ordinal)
+        check(result, b"cuDeviceGetPCIBusId")
+        return (<const char*>text).decode()
+
+    @property
     def compute_capability(self):
         """ComputeCapability: version of the device's instruction set."""
         return ComputeCapability(
@@ -142,17 +168,28 @@ class Device:
         return f"{self.compute_capability.major}{self.compute_capability.minor}"
 
     def can_access_peer(self, peer):
-        """Return whether this device can use memory of another.
+        """Return whether this device can use memory of another. It can use its own.
 
         Parameters
         ----------
         peer : Device or int
             The other device.
+
+        Returns
+        -------
+        bool
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``peer`` is no device, or not there.
         """
         cdef int able = 0
         cdef int ordinal = self._device_id
         cdef int other = Device(peer).device_id
         cdef cydriver.CUresult result
+        if other == ordinal:
+            return True
         with nogil:
             result = cydriver.cuDeviceCanAccessPeer(&able, ordinal, other)
         check(result, b"cuDeviceCanAccessPeer")
@@ -253,11 +290,16 @@ class Device:
         cdef cydriver.CUcontext context = _context_of(self)
         return create_event(context, self._device_id, options)
 
+    def __getattr__(self, name):
+        if name in _ABSENT:
+            raise AttributeError(f"Device.{name} is not in this build, which has the memory layer of cuda-core")
+        raise AttributeError(f"'Device' object has no attribute {name!r}")
+
     def __int__(self):
         return self._device_id
 
     def __repr__(self):
-        return f"<Device {self._device_id}>"
+        return f"<Device {self._device_id} ({self.name})>"
 
     def __hash__(self):
         return hash((Device, self._device_id))
@@ -276,7 +318,8 @@ cdef cydriver.CUcontext _context_of(object device) except? NULL:
     cdef cydriver.CUcontext context = current_context()
     if context == NULL or device_of_context(context) != device._device_id:
         raise CUDAError(
-            f"no context of device {device._device_id} is current on this thread; call Device.set_current() first"
+            f"Device {device._device_id} is not yet initialized on this thread: no context of it is current; "
+            "call .set_current() first"
         )
     return context
 

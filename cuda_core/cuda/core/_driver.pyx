@@ -41,6 +41,7 @@ REQUIRED_FUNCTIONS = (
     b"cuDeviceGetAttribute",
     b"cuDeviceGetCount",
     b"cuDeviceGetName",
+    b"cuDeviceGetPCIBusId",
     b"cuDeviceGetUuid",
     b"cuDevicePrimaryCtxRelease",
     b"cuDevicePrimaryCtxRetain",

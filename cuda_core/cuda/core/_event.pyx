@@ -50,7 +50,7 @@ cdef object _checked_options(object options):
     if isinstance(options, dict):
         return EventOptions(**options)
     if not isinstance(options, EventOptions):
-        raise TypeError(f"options must be EventOptions, a dict or None, got {type(options).__name__}")
+        raise TypeError(f"options must be EventOptions, a dict or None, got {type(options).__name__}: {options!r}")
     return options
 
 
@@ -137,17 +137,20 @@ cdef class Event:
 
     @property
     def is_timing_enabled(self):
-        """Whether the event records times."""
+        """bool: whether the event records times."""
+        self._ensure_open()
         return self._timing
 
     @property
     def is_blocking_sync(self):
-        """Whether :meth:`sync` blocks the thread instead of polling."""
+        """bool: whether :meth:`sync` blocks the thread instead of polling."""
+        self._ensure_open()
         return self._blocking
 
     @property
     def is_ipc_enabled(self):
-        """Whether the event can be opened by another process. Never, in this build."""
+        """bool: whether the event can be opened by another process. Never, in this build."""
+        self._ensure_open()
         return False
 
     @property
@@ -185,12 +188,14 @@ cdef class Event:
 
     @property
     def context(self):
-        """The context that the event was created in."""
+        """Context: the context that the event was created in."""
+        self._ensure_open()
         return wrap_context(self._context, self.device_id)
 
     @property
     def device(self):
-        """The device of the event's context."""
+        """Device: the device of the event's context."""
+        self._ensure_open()
         return device_factory(self.device_id)
 
     def __sub__(self, other):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA streams: the Python object around a counted handle."""
 
+import operator
 import os
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from cuda.core._stream_handle cimport (
     new_stream_handle,
     release_stream,
     retain_stream,
+    stream_is_capturing,
     wait_for_stream,
 )
 
@@ -103,7 +105,7 @@ cdef object _checked_options(object options):
     if isinstance(options, dict):
         return StreamOptions(**options)
     if not isinstance(options, StreamOptions):
-        raise TypeError(f"options must be StreamOptions, a dict or None, got {type(options).__name__}")
+        raise TypeError(f"options must be StreamOptions, a dict or None, got {type(options).__name__}: {options!r}")
     return options
 
 
@@ -132,7 +134,10 @@ cdef Stream create_stream(cydriver.CUcontext context, int device_id, object opti
         with nogil:
             result = cydriver.cuCtxGetStreamPriorityRange(&low, &high)
         check(result, b"cuCtxGetStreamPriorityRange")
-        priority = checked.priority
+        try:
+            priority = operator.index(checked.priority)
+        except (TypeError, OverflowError):
+            raise TypeError(f"priority must be an integer or None, got {checked.priority!r}") from None
         if not high <= priority <= low:
             raise ValueError(f"priority must lie between {high} and {low}, got {priority}")
     else:
@@ -184,10 +189,10 @@ cdef class Stream:
 
         Raises
         ------
-        TypeError
-            If ``handle`` is not an integer or an object that converts to one.
+        TypeError, OverflowError
+            If ``handle`` is not an integer or an object that converts to one, or does not fit into 64 bits.
         """
-        return _wrap_foreign(int(handle), None)
+        return _wrap_foreign(_address(handle), None)
 
     cdef int _ensure_open(self) except -1:
         if self._handle == NULL:
@@ -231,15 +236,29 @@ cdef class Stream:
 
     @property
     def is_nonblocking(self):
-        """Whether the stream does not wait for the legacy default stream."""
+        """bool: whether the stream does not wait for the legacy default stream.
+
+        Raises
+        ------
+        RuntimeError
+            If the stream is closed, or is being captured and was made elsewhere: the driver would be asked then, and
+            the question would break the capture.
+        """
         cdef unsigned int flags = 0
+        cdef bint capturing = False
+        cdef const char* function = b"cuStreamGetFlags"
         cdef cydriver.CUresult result
         self._ensure_open()
         if self._nonblocking < 0:
             ensure_driver()
             with nogil:
-                result = cydriver.cuStreamGetFlags(self._handle.stream, &flags)
-            check(result, b"cuStreamGetFlags")
+                result = stream_is_capturing(self._handle, &capturing, &function)
+                if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
+                    function = b"cuStreamGetFlags"
+                    result = cydriver.cuStreamGetFlags(self._handle.stream, &flags)
+            check(result, function)
+            if capturing:
+                raise RuntimeError(f"whether {self!r} is non-blocking cannot be asked while it is being captured")
             self._nonblocking = bool(flags & cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return bool(self._nonblocking)
 
@@ -296,7 +315,7 @@ cdef class Stream:
         if event is None:
             mark = self._new_event(options)
         elif not isinstance(event, Event):
-            raise TypeError(f"event must be an Event or None, got {type(event).__name__}")
+            raise TypeError(f"event must be an Event or None, got {type(event).__name__}: {event!r}")
         else:
             mark = event
             mark._ensure_open()
@@ -325,6 +344,15 @@ cdef class Stream:
         ----------
         event_or_stream : Event or Stream
             What to wait for. An object with ``__cuda_stream__`` counts as a stream.
+
+        Raises
+        ------
+        ValueError
+            If it is neither.
+        RuntimeError
+            If one of the two is closed.
+        CUDAError
+            If the driver refuses.
         """
         cdef cydriver.CUresult result
         cdef Event mark
@@ -334,6 +362,11 @@ cdef class Stream:
             mark._ensure_open()
             own = False
         else:
+            if not isinstance(event_or_stream, Stream) and not hasattr(event_or_stream, "__cuda_stream__"):
+                raise ValueError(
+                    "only an Event, a Stream or an object with __cuda_stream__ can be waited for, got "
+                    f"{type(event_or_stream).__name__}: {event_or_stream!r}"
+                )
             mark = Stream_accept(event_or_stream, True).record()
             own = True
         with nogil:
@@ -381,8 +414,25 @@ cdef class Stream:
         return hash((type(self), self._key))
 
     def __repr__(self):
-        state = " closed" if self._handle == NULL else ""
-        return f"<Stream handle={self._key:#x}{state}>"
+        if self._handle == NULL:
+            return f"<Stream handle={self._key:#x} closed>"
+        context = f" context={<size_t>self._handle.context:#x}" if self._handle.context != NULL else ""
+        return f"<Stream handle={self._key:#x}{context}>"
+
+    def __getattr__(self, name):
+        if name in ("create_graph_builder", "resources"):
+            raise AttributeError(f"Stream.{name} is not in this build, which has the memory layer of cuda-core")
+        raise AttributeError(f"'Stream' object has no attribute {name!r}")
+
+
+cdef object _address(object handle):
+    """Return the address that a handle stands for: an integer, or an object such as ``driver.CUstream``."""
+    if isinstance(handle, (str, bytes, bytearray, float)) or not hasattr(handle, "__int__"):
+        raise TypeError(f"the handle of a stream must be an integer, got {type(handle).__name__}: {handle!r}")
+    address = int(handle)
+    if not 0 <= address < 2**64:
+        raise OverflowError(f"the handle of a stream must lie between 0 and 2**64 - 1, got {address}")
+    return address
 
 
 cdef Stream _wrap_foreign(size_t address, object owner):
@@ -416,7 +466,7 @@ cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=False):
     TypeError
         If ``arg`` is None ("stream is required") or no stream.
     RuntimeError
-        If the stream is closed.
+        If the stream is closed, or what ``__cuda_stream__`` gives is not what the protocol says.
     """
     cdef Stream stream
     if isinstance(arg, Stream):
@@ -432,10 +482,13 @@ cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=False):
     try:
         version, address = answer
     except (TypeError, ValueError):
-        raise TypeError(f"__cuda_stream__ must give (version, address), got {answer!r}") from None
+        raise RuntimeError(
+            f"__cuda_stream__ of {type(arg).__name__} must give a sequence with 2 elements, (version, address), "
+            f"got {answer!r}"
+        ) from None
     if version != 0:
-        raise ValueError(f"__cuda_stream__ gave version {version!r}; version 0 is understood")
-    return _wrap_foreign(address, arg)
+        raise RuntimeError(f"__cuda_stream__ of {type(arg).__name__} gave version {version!r}; 0 is understood")
+    return _wrap_foreign(_address(address), arg)
 
 
 LEGACY_DEFAULT_STREAM = Stream._token(1)

@@ -65,15 +65,18 @@ cdef int device_argument(object device) except -1:
     """Return the ordinal of a device given as a number or as anything with a ``device_id``."""
     cdef int count = 0
     cdef cydriver.CUresult result
-    number = getattr(device, "device_id", device)
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"device_id must be a Device or an integer, got {type(device).__name__}: {device!r}")
+    try:
+        number = operator.index(getattr(device, "device_id", device))
+    except TypeError:
+        raise TypeError(
+            f"device_id must be a Device or an integer, got {type(device).__name__}: {device!r}"
+        ) from None
     if number < 0:
-        raise ValueError(f"device_id must not be negative, got {number}")
+        raise ValueError(f"device_id must be >= 0, got {number}")
     ensure_driver()
     with nogil:
         result = cydriver.cuDeviceGetCount(&count)
     check(result, b"cuDeviceGetCount")
     if number >= count:
-        raise ValueError(f"device_id must be below the number of devices, {count}, got {number}")
+        raise ValueError(f"device_id must be within [0, {count}), got {number}")
     return number
