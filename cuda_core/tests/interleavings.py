@@ -54,15 +54,18 @@ class Machine:
     def step(self, word, event, taker=None):
         """Apply an event to the word, as the table says."""
         held = word.state is Ownership.TRANSFERRED and word.taker is TransferredTo.LOANS
-        rule = self.find_rule(
-            word.state,
-            event,
-            claim=word.claim,
-            loans=word.loans,
-            failed=word.failed,
-            held_by_loans=held,
-            taker=taker,
-        )
+        try:
+            rule = self.find_rule(
+                word.state,
+                event,
+                claim=word.claim,
+                loans=word.loans,
+                failed=word.failed,
+                held_by_loans=held,
+                taker=taker,
+            )
+        except LookupError as error:  # a situation that the table knows to be impossible
+            raise Broken(str(error)) from error
         if rule.verdict not in (Verdict.GO, Verdict.LENT, Verdict.LAST_LOAN):
             return rule.verdict, word
         return rule.verdict, Word(
