@@ -9,5 +9,7 @@ cdef class Context:
 
 cdef cydriver.CUcontext current_context() except? NULL
 cdef cydriver.CUcontext primary_context(int ordinal) except? NULL
+cdef bint context_is_gone(cydriver.CUcontext context) noexcept nogil
+cdef int device_of_primary_context(cydriver.CUcontext context) noexcept
 cdef int device_of_context(cydriver.CUcontext context) except -1
 cdef Context wrap_context(cydriver.CUcontext context, int device_id)

@@ -29,6 +29,7 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
     """Return the primary context of a device, retained once for the life of the process."""
     cdef cydriver.CUcontext context = NULL
     cdef cydriver.CUresult result
+    cdef object mine
     known = _primary.get(ordinal)
     if known is not None:
         return <cydriver.CUcontext><size_t>known
@@ -36,12 +37,32 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
     with nogil:
         result = cydriver.cuDevicePrimaryCtxRetain(&context, ordinal)
     check(result, b"cuDevicePrimaryCtxRetain")
-    if ordinal in _primary:  # another thread came first: give the second reference back
+    mine = <size_t>context
+    if _primary.setdefault(ordinal, mine) is not mine:  # another thread came first: give the second reference back
         with nogil:
             cydriver.cuDevicePrimaryCtxRelease(ordinal)
-    else:
-        _primary[ordinal] = <size_t>context
     return context
+
+
+cdef int device_of_primary_context(cydriver.CUcontext context) noexcept:
+    """Return the device whose primary context this is, -1 if it is none that was asked for. Makes no driver call."""
+    for ordinal, known in list(_primary.items()):
+        if <size_t>known == <size_t>context:
+            return ordinal
+    return -1
+
+
+cdef bint context_is_gone(cydriver.CUcontext context) noexcept nogil:
+    """Whether a context was destroyed or reset. The thread's current context stays what it is."""
+    cdef cydriver.CUcontext popped = NULL
+    cdef cydriver.CUresult result = cydriver.cuCtxPushCurrent(context)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        cydriver.cuCtxPopCurrent(&popped)
+    return result in (
+        cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
+        cydriver.CUresult.CUDA_ERROR_DEINITIALIZED,
+    )
 
 
 cdef int device_of_context(cydriver.CUcontext context) except -1:

@@ -18,6 +18,8 @@ from support import (
     fill,
     free_memory,
     holds,
+    race,
+    run_child,
     still_allocated,
     warnings_seen,
 )
@@ -232,6 +234,84 @@ def test_whatever_a_deallocate_raises_comes_out_of_close(device, how, error):
     assert buffer.close() is CloseResult.DONE
 
 
+INTERRUPTS = pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit], ids=lambda e: e.__name__)
+
+
+def interrupting(error, size=512):
+    """A buffer whose free is interrupted after it has freed, and how often it was asked."""
+    asked = []
+
+    def free(ptr, size, stream):
+        asked.append(ptr)
+        check(driver.cuMemFreeHost(ptr))
+        raise error(7)
+
+    return Buffer.from_handle(int(check(driver.cuMemAllocHost(size))), size, deallocate=free), asked
+
+
+def left(part):
+    with part:
+        pass
+
+
+@INTERRUPTS
+@pytest.mark.parametrize("ends", ["slice", "with", "slice of a slice", "array view"])
+def test_an_interrupt_at_the_last_loan_comes_out(device, error, ends):
+    """An author's failure at the end of the last loan is reported; what stops the program must stop it."""
+    buffer, asked = interrupting(error)
+    part = buffer.array_view() if ends == "array view" else buffer[0:16]
+    inner = part[0:8] if ends == "slice of a slice" else None
+    assert buffer.close() is CloseResult.LENT
+    if inner is not None:
+        assert part.close() is CloseResult.LENT
+        part = inner
+    with warnings_seen() as seen, pytest.raises(error) as info:
+        left(part) if ends == "with" else part.close()
+    assert info.value.args == (7,)
+    assert (len(asked), seen) == (1, [])
+    assert part.is_closed
+    del buffer, part, inner, info
+
+
+@INTERRUPTS
+@pytest.mark.parametrize("ends", ["memoryview", "drop", "collection", "thread"])
+def test_an_interrupt_where_nothing_can_be_raised_comes_soon_after(device, error, ends):
+    """Reported like any failure of an author; and the program does not go on as if nothing had happened."""
+    buffer, asked = interrupting(error)
+    box, outcome = [buffer], []
+    if ends != "collection":
+        box[0] = memoryview(buffer) if ends == "memoryview" else buffer[0:16]
+        assert buffer.close() is CloseResult.LENT
+    del buffer
+
+    def end():
+        try:
+            if ends == "memoryview":
+                box.pop().release()
+            box.clear()
+            gc.collect()
+            for _ in range(1000):
+                outcome.append(None)
+        except error as caught:
+            outcome.append(caught)
+
+    with warnings_seen() as seen:
+        (error_of_thread,) = race(end) if ends == "thread" else [end()]
+    assert error_of_thread is None
+    assert isinstance(outcome.pop(), error)
+    assert len(outcome) < 1000
+    assert [w.category for w in seen] == [CUDAWarning]
+    assert len(asked) == 1
+
+
+def test_an_interrupt_of_a_memoryview_keeps_the_exit_status():
+    """``memoryview.release()`` has no way to raise."""
+    child = run_child(EXITING)
+    assert (child.returncode, child.stdout) == (7, "asked\n")
+    assert child.stderr.count("CUDAWarning") == 1
+    assert "Traceback" not in child.stderr
+
+
 def test_a_driver_error_of_an_author_is_not_hopeless(device):
     """A Python ``deallocate`` that lets a ``CUDAError`` of its own through has promised that nothing was freed."""
 
@@ -296,6 +376,26 @@ def test_a_hopeless_wait_does_not_keep_virtual_memory(device, result, how, drive
     stream.close()
 
 
+EXITING = """
+import sys
+from support import check, driver
+from cuda.core import Buffer, Device, LegacyPinnedMemoryResource
+Device(0).set_current()
+inner = LegacyPinnedMemoryResource().allocate(512)
+def free(ptr, size, stream):
+    inner.close()
+    print("asked")
+    sys.exit(7)
+buffer = Buffer.from_handle(inner.handle, 512, deallocate=free)
+view = memoryview(buffer)
+buffer.close()
+view.release()
+for _ in range(1000):
+    pass
+print("went on")
+"""
+
+
 # Children, because what was reported of a context stays reported, and a broken context stays broken.
 REPORTS = """
 import gc, sys, time, warnings
@@ -328,6 +428,97 @@ print([w.category.__name__ for w in seen])
 print(all("0x" in str(w.message) and "lost" in str(w.message) for w in seen))
 print(_counters.live().get("buffers", 0), _counters.live().get("queued", 0))
 """
+
+
+@pytest.mark.sim_only
+@pytest.mark.two_devices
+@pytest.mark.parametrize("how", ["drop", "cycles"])
+@pytest.mark.parametrize("kinds", ["device", "virtual", "device virtual"])
+def test_lost_memory_is_reported_once_for_each_context(kinds, how):
+    assert child_output(REPORTS, kinds, how).splitlines() == [
+        "['CUDAWarning', 'CUDAWarning']",
+        "True",
+        "0 0",
+    ]
+
+
+PLACE = """
+import gc, time, warnings
+import cuda_driver_sim as sim
+sim.activate()
+from buffer_kinds import SOURCES
+from cuda.core import Device
+from cuda.core._memory._queue import drain
+first, second = Device.get_all_devices()[:2]
+second.set_current()
+stream = second.create_stream()
+first.set_current()
+boxes = [SOURCES[kind](device).allocate(stream=stream) for device, kind in (
+    (first, "pinned"), (first, "device"), (first, "virtual"), (second, "device"), (second, "virtual"))]
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    with sim.fail("cuMemFree", result="CUDA_ERROR_LAUNCH_FAILED", sticky=True), \\
+            sim.fail("cuMemFreeHost", result="CUDA_ERROR_LAUNCH_FAILED", sticky=True), \\
+            sim.fail("cuMemUnmap", result="CUDA_ERROR_LAUNCH_FAILED", sticky=True):
+        while boxes:
+            del boxes[0]
+            gc.collect()
+            drain(20)
+print([str(w.message).split("everything of ")[1].split(";")[0] for w in seen])
+"""
+
+
+@pytest.mark.sim_only
+@pytest.mark.two_devices
+def test_a_report_names_the_place_of_the_memory_and_not_of_its_stream():
+    assert child_output(PLACE) == "['device 0', 'device 1']\n"
+
+
+FAULT = """
+import gc, sys, time, warnings
+import cuda_driver_sim as sim
+sim.activate()
+from support import GRANULE, attempt, check, driver
+from buffer_kinds import SOURCES, raw_virtual_memory
+from cuda.core import CUDAError, CUDAWarning, Device
+from cuda.core._memory import _counters
+from cuda.core._memory._queue import drain
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+buffers = [SOURCES[kind](device).allocate(stream=stream) for kind in ("device", "virtual", "pinned") * 4]
+closed = SOURCES["device"](device).allocate(stream=stream)
+broken = raw_virtual_memory(GRANULE)
+with sim.hold():
+    check(driver.cuMemsetD8Async(broken, 1, 16, int(stream.handle)))
+    check(driver.cuMemUnmap(broken, GRANULE))
+print(driver.cuStreamSynchronize(int(stream.handle))[0].name)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    try:
+        closed.close()
+    except CUDAError as error:
+        print("CUDA_ERROR_ILLEGAL_ADDRESS" in str(error))
+    print(repr(closed).split()[2:4], closed.close().name)
+    buffers.clear()
+    gc.collect()
+    drain(20)
+    time.sleep(0.05)  # a report of the queue is a pending call
+print([w.category.__name__ for w in seen])
+print(_counters.live().get("buffers", 0), _counters.live().get("reservations", 0), _counters.live().get("queued", 0))
+"""
+
+
+@pytest.mark.sim_only
+def test_a_device_that_has_faulted():
+    """A real fault: every call answers with it from then on. One report, and the process goes on and ends well."""
+    assert child_output(FAULT).splitlines() == [
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "True",
+        "['RELEASED', 'lost'] NOTHING",
+        "['CUDAWarning']",
+        "0 0 0",
+    ]
 
 
 @pytest.mark.sim_only

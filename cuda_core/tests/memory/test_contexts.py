@@ -9,7 +9,7 @@ from buffer_kinds import SOURCES
 from cuda.bindings import driver
 from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Buffer, CloseResult
 from cuda.core._memory._queue import drain
-from support import GRANULE, blocked, check, free_memory, race, still_allocated, warnings_seen
+from support import GRANULE, blocked, check, child_output, free_memory, race, still_allocated, warnings_seen
 
 PLACES = ["no context", "another device", "own context"]
 
@@ -269,3 +269,68 @@ print([w.category.__name__ for w in seen])
 counts = _counters.live()
 print({name: counts.get(name, 0) for name in ("buffers", "reservations", "queued")})
 """
+
+
+def test_a_primary_context_that_was_reset():
+    """What the context owned is lost, reported once; virtual memory, which it does not own, goes back."""
+    output = child_output(RESET).splitlines()
+    for kind in ("virtual", "pinned", "device"):
+        assert f"{kind} RELEASED NOTHING" in output
+    assert "pinned raises" in output
+    assert "device raises" in output
+    assert output[-2:] == ["['CUDAWarning']", "{'buffers': 0, 'reservations': 0, 'queued': 0}"]
+
+
+RESET_ELSEWHERE = """
+import gc, threading, warnings
+from support import check, driver
+from buffer_kinds import SOURCES
+from cuda.core import CUDAError, CUDAWarning, Device
+from cuda.core._memory._queue import drain
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+made = {kind: SOURCES[kind](device).allocate(stream=stream) for kind in ("pinned", "device")}
+check(driver.cuDevicePrimaryCtxReset(0))
+def close():
+    for kind, buffer in made.items():
+        try:
+            buffer.close()
+            print(kind, "closes")
+        except CUDAError:
+            print(kind, buffer.ownership.name, buffer.close().name)
+thread = threading.Thread(target=close)
+thread.start()
+thread.join()
+"""
+
+
+def test_the_close_of_lost_memory_on_a_thread_without_a_context():
+    """There the driver says of the address that it is invalid, and not why."""
+    assert child_output(RESET_ELSEWHERE).splitlines() == [
+        "pinned RELEASED NOTHING",
+        "device RELEASED NOTHING",
+    ]
+
+
+@pytest.mark.sim_only
+@pytest.mark.watched
+@pytest.mark.two_devices
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_memory_outlives_the_context_of_a_stream_that_only_orders_it(device, devices, driver_watch, how):
+    devices[1].set_current()
+    stream = devices[1].create_stream()
+    device.set_current()
+    buffer = SOURCES["pinned"](device).allocate(stream=stream)
+    address, fault = buffer.handle, "CUDA_ERROR_ILLEGAL_ADDRESS"
+    with driver_watch.fail("cuStreamSynchronize", result=fault, sticky=True):
+        with driver_watch.fail("cuStreamQuery", result=fault, sticky=True), warnings_seen() as seen:
+            if how == "close":
+                assert buffer.close() is CloseResult.DONE
+            del buffer
+            gc.collect()
+            assert drain(20)
+    assert seen == []
+    assert not still_allocated(address)
+    stream.close()

@@ -15,7 +15,8 @@ cdef enum:
 cdef enum:
     WAIT = 0            # wait for work in flight
     QUEUE_IF_BUSY = 1   # queue the release behind work in flight; refuse a capturing stream
-    NEVER_WAIT = 2      # a collection: queue also what only might wait, also behind a capture
+    NEVER_WAIT = 2      # a collection: queue also what only might wait, also behind a capture; never try again
+    LAST_LOAN = 3       # the same after a last loan: somebody has closed the buffer, so what is refused is tried again
 
 # Returns an allocation in the order of a stream, or hands it to the queue where it may not wait. Called by the waist
 # alone, with the record claimed. Gives CLOSE_DONE or CLOSE_QUEUED. A failure is raised, and promises that the same

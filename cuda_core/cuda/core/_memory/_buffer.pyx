@@ -7,7 +7,7 @@ from libc.stdlib cimport free, malloc
 
 from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
-from cuda.core._memory._loans cimport Loan, end_loan, lend, new_loan
+from cuda.core._memory._loans cimport Loan, close_record, end_loan, lend, new_loan
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
 from cuda.core._memory._ownership cimport (
     EVENT_BEGIN_AUTOMATIC_RELEASE,
@@ -22,7 +22,7 @@ from cuda.core._memory._ownership cimport (
 )
 from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._memory._queue cimport wait_for_room
-from cuda.core._memory._release cimport release, release_from_collection
+from cuda.core._memory._release cimport release_from_collection
 from cuda.core._memory._transfer cimport Allocation, detach, hand_over
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream, stream_for_python
 from cuda.core._stream_handle cimport StreamHandle, add_stream, release_stream
@@ -292,10 +292,10 @@ cdef class Buffer(Record):
         if not wait:
             wait_for_room()
         if stream is None:
-            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, NULL, WAIT if wait else QUEUE_IF_BUSY)]
+            return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, NULL, WAIT if wait else QUEUE_IF_BUSY)]
         order = bind_stream(Stream_accept(stream))
         try:
-            return _RESULTS[release(self, EVENT_BEGIN_RELEASE, order, WAIT if wait else QUEUE_IF_BUSY)]
+            return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, order, WAIT if wait else QUEUE_IF_BUSY)]
         finally:
             release_stream(order)
 
@@ -308,10 +308,10 @@ cdef class Buffer(Record):
         cdef bint cannot_know = self.deleter == ask_python or self.deleter == ask_function
         cdef int event = EVENT_BEGIN_AUTOMATIC_RELEASE if cannot_know else EVENT_BEGIN_RELEASE
         if exc_value is None:
-            release(self, event, NULL, WAIT)
+            close_record(self, event, NULL, WAIT)
             return
         try:
-            release(self, event, NULL, WAIT)
+            close_record(self, event, NULL, WAIT)
         except Exception as error:
             _add_note(exc_value, f"leaving the block could not return {self.describe()}: {error}")
 

@@ -20,6 +20,7 @@ cdef class Holding:
     cdef object owner           # weak reference to that record
     cdef Slot slot              # the way to it where it is an Allocation
     cdef bint being_freed
+    cdef size_t context         # of memory at the host: the one that it was made in
     cdef Record record(self)
     cdef Holder holder(self)
 

@@ -84,6 +84,7 @@ cdef class IndexedResource(MemoryResource):
         holding.size = record.size
         holding.range = record.range
         holding.serial = record.serial
+        holding.context = before.context if before is not None else 0
         if isinstance(record, Allocation):
             holding.slot = (<Allocation>record).slot = Slot.__new__(Slot)
             holding.slot.allocation = <void*>record
@@ -136,10 +137,15 @@ cdef class IndexedResource(MemoryResource):
 
     cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1:
         cdef IndexedResource other
+        cdef Holding left = None
         if before is not self:
             other = before
-            other.end_free(buffer.pointer, other.begin_free(buffer.pointer, source), True)
-        return self.remember(buffer)
+            left = other.begin_free(buffer.pointer, source)
+            other.end_free(buffer.pointer, left, True)
+        self.remember(buffer)
+        if left is not None and buffer.size:
+            (<Holding>self._holdings[<size_t>buffer.pointer]).context = left.context
+        return 0
 
     def deallocate(self, ptr, size, *, stream=None):
         """Free an allocation by its address. Buffers do this by themselves; a subclass calls it from its own.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+from libcpp.atomic cimport atomic
+
 from cuda.core._memory._allocation cimport Record
+from cuda.core._stream_handle cimport StreamHandle
 
 # The C-level entry for exports: lend() begins a loan or raises, end_loan() ends it.
 cdef int lend(Record record, str what) except -1
@@ -7,7 +10,10 @@ cdef int end_loan(Record record) noexcept
 
 cdef class Loan:
     cdef Record record
-    cdef bint open
-    cdef int end(self) noexcept
+    cdef atomic[int] open
+    cdef int end(self, bint may_raise) except -1
+
+# Releases a record. Of a view on lent memory it ends the loan too, so that an interrupt can come out.
+cdef int close_record(Record record, int event, StreamHandle* order, int waiting) except -1
 
 cdef Loan new_loan(Record record, str what)

@@ -5,7 +5,7 @@ Every export of an address is a loan, counted in the word of what is freed. Whil
 what was held passes to the loans, and the last one to end answers for the free.
 """
 
-from cuda.core._memory._allocation cimport NEVER_WAIT, Record
+from cuda.core._memory._allocation cimport CLOSE_DONE, NEVER_WAIT, Record
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EVENT_END_LOAN,
@@ -14,8 +14,9 @@ from cuda.core._memory._ownership cimport (
     VERDICT_GO,
     VERDICT_LAST_LOAN,
 )
-from cuda.core._memory._release cimport finish_loans, must_queue, report
+from cuda.core._memory._release cimport finish_loans, must_queue, release, report
 from cuda.core._memory._virtual_range cimport Failure, Parts, VirtualRange, move_parts, parts_are_empty, return_parts
+from cuda.core._stream_handle cimport StreamHandle
 
 
 cdef int lend(Record record, str what) except -1:
@@ -33,13 +34,32 @@ cdef int lend(Record record, str what) except -1:
 
 
 cdef int end_loan(Record record) noexcept:
-    """End a loan. The last one returns what the loans held; a failure of that is reported, never raised."""
+    """End a loan. The last one returns what the loans held.
+
+    Nothing is raised: a failure is reported, and an interrupt is raised on this thread soon after.
+    """
+    _end(record, False)
+    return 0
+
+
+cdef int _end(Record record, bint may_raise) except -1:
     cdef int verdict = record.apply(EVENT_END_LOAN)
+    cdef object lender = record.owner  # of a view on a view: with the last loan on this one its own loan ends
     if verdict == VERDICT_LAST_LOAN:
-        finish_loans(record)
+        finish_loans(record, may_raise)
+        if type(lender) is Loan:
+            (<Loan>lender).end(may_raise)
     elif verdict == VERDICT_GO and record.range is not None and record.open_loans() == 0:
         _return_left_addresses(record)
     return 0
+
+
+cdef int close_record(Record record, int event, StreamHandle* order, int waiting) except -1:
+    cdef object lender = record.owner
+    cdef int outcome = release(record, event, order, waiting)
+    if outcome == CLOSE_DONE and type(lender) is Loan:
+        (<Loan>lender).end(True)
+    return outcome
 
 
 cdef int _return_left_addresses(Record record) except -1:
@@ -73,20 +93,19 @@ cdef Loan new_loan(Record record, str what):
     cdef Loan self = Loan.__new__(Loan)
     lend(record, what)
     self.record = record
-    self.open = True
+    self.open.store(1)
     return self
 
 
 cdef class Loan:
     """One open loan; it ends once, by :meth:`end` or with the object."""
 
-    cdef int end(self) noexcept:
+    cdef int end(self, bint may_raise) except -1:
         cdef Record record = self.record
-        if self.open:
-            self.open = False
+        if self.open.exchange(0):
             self.record = None  # an ended loan keeps nothing alive
-            end_loan(record)
+            _end(record, may_raise)
         return 0
 
     def __del__(self):
-        self.end()
+        self.end(False)

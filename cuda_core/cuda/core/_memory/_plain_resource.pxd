@@ -11,5 +11,7 @@ cdef class PlainResource(IndexedResource):
     cdef int _free(self, uintptr_t address) except -1
     cdef int ordinal(self) noexcept
     cdef int prepare(self) except -1
+    cdef cydriver.CUcontext context_of_memory(self, Record record) noexcept
+    cdef int mark_as_lost(self, Record record, object error) except -1
 
 cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1

@@ -5,17 +5,21 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 
-from cuda.core._driver cimport check, ensure_driver
+from cuda.core._context cimport context_is_gone, current_context
+from cuda.core._driver cimport check, ensure_driver, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, NEVER_WAIT, Record
 from cuda.core._memory._arguments cimport size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
+from cuda.core._memory._lost_contexts cimport place_of, place_of_context
 from cuda.core._memory._ownership cimport STATE_OWNED
 from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, new_job, wait_a_moment
 from cuda.core._memory._release cimport must_queue, wait_for_order
 from cuda.core._memory._virtual_range cimport Failure
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
-from cuda.core._stream_handle cimport StreamHandle, retain_stream
+from cuda.core._stream_handle cimport StreamHandle
+
+from cuda.core._errors import CUDAError
 
 cdef struct QueuedFree:
     uintptr_t address
@@ -68,7 +72,7 @@ cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1
     if not record.size:
         return CLOSE_DONE
     # These frees wait for the whole device, whatever their own stream does. A collection leaves that to the queue.
-    if waiting != NEVER_WAIT and not must_queue(order, waiting):
+    if waiting < NEVER_WAIT and not must_queue(order, waiting):
         resource.free_record(record, order)
         return CLOSE_DONE
     what = <QueuedFree*>calloc(1, sizeof(QueuedFree))
@@ -77,12 +81,14 @@ cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1
     what.address = record.pointer
     what.host = resource.ordinal() < 0
     try:
-        job = new_job(_give_back, _discard, what)
+        job = new_job(_give_back, _discard, what, record, order)
     except BaseException:
         free(what)
         raise
-    job.order = retain_stream(order)
-    job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
+    job.once = waiting == NEVER_WAIT
+    job.context = resource.context_of_memory(record)
+    if job.context != NULL:
+        job.place = place_of_context(job.context)
     # The entry goes when the free is queued: nobody can ask for this address any more.
     holding = resource.begin_free(record.pointer, record)
     try:
@@ -92,7 +98,7 @@ cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1
         discard_job(job)
         raise
     resource.end_free(record.pointer, holding, True)
-    if waiting == NEVER_WAIT:
+    if waiting >= NEVER_WAIT:
         wait_a_moment()  # with an idle device the memory is back when the collection returns
     return CLOSE_QUEUED
 
@@ -153,19 +159,44 @@ cdef class PlainResource(IndexedResource):
             buffer.pointer = address
         buffer.begin(STATE_OWNED, None, 0)
         self.remember(buffer)
+        if wanted and self.ordinal() < 0:
+            (<Holding>self._holdings[<size_t>address]).context = <size_t>current_context()
         return buffer
+
+    cdef cydriver.CUcontext context_of_memory(self, Record record) noexcept:
+        """Return the context that takes this memory along, NULL where nobody knows."""
+        cdef Holding holding = self._holdings.get(<size_t>record.pointer)
+        if holding is not None and holding.context:
+            return <cydriver.CUcontext>holding.context
+        return record.stream.context if record.stream != NULL else NULL
+
+    cdef int mark_as_lost(self, Record record, object error) except -1:
+        """Say in a driver's error of which context the memory was, if that is gone."""
+        cdef cydriver.CUcontext context = self.context_of_memory(record)
+        if is_hopeless(<cydriver.CUresult><int>error.result) or (context != NULL and context_is_gone(context)):
+            error.lost_place = place_of_context(context) if context != NULL else place_of(record)
+        return 0
 
     cdef int free_record(self, Record record, StreamHandle* order) except -1:
         cdef Holding holding
         if not record.size:
             return 0
-        wait_for_order(order)
+        try:
+            wait_for_order(order)
+        except CUDAError as error:
+            # Where the stream's context is dead nothing runs any more. If the memory is of another, it is still there.
+            hopeless = is_hopeless(<cydriver.CUresult><int>error.result)
+            if not hopeless or order.context == self.context_of_memory(record):
+                self.mark_as_lost(record, error)
+                raise
         holding = self.begin_free(record.pointer, record)
         if holding is None:
             return 0  # freed already, inside this very release
         try:
             self._free(record.pointer)
-        except BaseException:  # the record still owns it
+        except BaseException as error:  # the record still owns it
+            if isinstance(error, CUDAError):
+                self.mark_as_lost(record, error)
             self.end_free(record.pointer, holding, False)
             raise
         self.end_free(record.pointer, holding, True)

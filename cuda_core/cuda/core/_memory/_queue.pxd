@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+from cuda.bindings cimport cydriver
 from libc.stdint cimport uint64_t, uintptr_t
 
+from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._virtual_range cimport Failure
 from cuda.core._stream_handle cimport StreamHandle
 
@@ -17,14 +19,21 @@ cdef struct Job:
     uintptr_t pointer
     size_t size
     Failure failure
-    size_t context
-    bint context_is_dead
+    size_t place               # what takes the memory along when it is lost
+    cydriver.CUcontext context  # the memory goes with it; NULL for memory that outlives contexts
+    bint lost
+    bint once                  # of a collection: never tried again
+    bint told                  # that it could not be returned
+    bint tried                 # and was refused
 
-cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data) except NULL
+cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data, Record record,
+                  StreamHandle* order) except NULL
 cdef void discard_job(Job* job) noexcept nogil
 cdef int enqueue(Job* job) except -1
+cdef void keep_refused(Job* job) noexcept nogil
+cdef bint has_stuck() noexcept nogil
+cdef void retry_stuck(bint at_once) noexcept nogil
 cdef int wait_for_room() except -1
 cdef void wait_a_moment() noexcept
 cdef bint drain_for_memory() noexcept nogil
-cdef bint first_report_of_context(size_t context) except -1
 cpdef dict queue_counts()

@@ -5,17 +5,31 @@ The reaper is a thread of C code. It never takes the GIL and runs no Python; wha
 a pending call of the main thread. It asks the streams of all jobs in turn, so that a long one holds up no other, and
 does nothing to a stream that is being captured.
 
-A job owns what it holds: from the moment it is queued, no buffer does.
+A job owns what it holds: from the moment it is queued, no buffer does. What the driver refuses stays with the queue and
+is tried again after a later release that succeeded, and where an allocation is short of memory; of a collection it is
+only counted.
 """
 
 import atexit
 import warnings
 
 from cuda.bindings cimport cydriver
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
+from libcpp.atomic cimport atomic, memory_order_relaxed
 
+from cuda.core._context cimport context_is_gone
 from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
-from cuda.core._stream_handle cimport StreamHandle, release_stream, stream_is_capturing, stream_is_idle
+from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, place_of
+from cuda.core._stream_handle cimport (
+    STREAM_SET,
+    StreamHandle,
+    release_stream,
+    retain_stream,
+    stream_is_capturing,
+    stream_is_idle,
+)
 
 from cuda.core._errors import CUDAWarning
 
@@ -49,7 +63,6 @@ cdef extern from "<time.h>" nogil:
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
-    int Py_MakePendingCalls() except -1
 
 cdef int _LIMIT = 1024  # how many jobs may be queued before an explicit close waits for older ones
 
@@ -57,17 +70,21 @@ cdef pthread_mutex_t _mutex
 cdef pthread_cond_t _changed
 cdef pthread_t _thread
 cdef bint _running = False
-cdef bint _stopping = False
+cdef atomic[int] _stopping
 cdef bint _ended = False        # the reaper has left its loop
 cdef int _in_driver = 0         # the reaper is giving something back at this moment
 cdef Job* _jobs = NULL          # waiting, oldest first
 cdef Job* _last = NULL
-cdef Job* _stuck = NULL         # could not be returned; kept so that they are counted
-cdef Job* _lost_job = NULL      # of dead contexts; told of and forgotten
+cdef Job* _stuck = NULL         # refused; kept until they are tried again
+cdef Job* _lost = NULL          # of dead contexts; told of and forgotten
+cdef Job* _ended_jobs = NULL    # made; Python keeps their streams alive and has to let them go
 cdef long _job_count = 0
-cdef long _stuck_count = 0
+cdef Job* _given_up = NULL      # refused, and never tried again; kept so that they are counted
+cdef atomic[long] _given_up_count
+cdef atomic[long] _stuck_count  # changed under the mutex, looked at without it
+cdef long _releases_seen = 0    # since the stuck ones were tried last
+cdef long _patience = 1         # how many to let pass before the next try: what is refused for good must not cost much
 cdef long _blocked_count = 0    # of the waiting ones, how many were found behind a capture or a failure to ask
-cdef long _unreported = 0
 
 
 cdef void _init_locks() noexcept nogil:
@@ -85,14 +102,18 @@ cdef void _after_fork_in_parent() noexcept nogil:
 
 cdef void _after_fork_in_child() noexcept nogil:
     """The reaper is not in the child, and the jobs are the parent's: forget them."""
-    global _running, _jobs, _last, _stuck, _lost_job, _job_count, _stuck_count, _unreported
+    global _running, _jobs, _last, _stuck, _given_up, _lost, _ended_jobs, _job_count, _blocked_count, _in_driver
     _init_locks()
     _running = False
     _jobs = NULL
     _last = NULL
     _stuck = NULL
-    _lost_job = NULL
-    _job_count = _stuck_count = _unreported = 0
+    _given_up = NULL
+    _lost = NULL
+    _ended_jobs = NULL
+    _job_count = _blocked_count = _in_driver = 0
+    _stuck_count.store(0)
+    _given_up_count.store(0)
 
 
 _init_locks()
@@ -112,49 +133,87 @@ cdef void _sleep(long nanoseconds) noexcept nogil:
 
 # --- the reaper ---------------------------------------------------------------------------------------------------
 
-cdef int _report_stuck(void* unused) noexcept:
-    """Tell of what the reaper could not return. A pending call: the main thread makes it, with the GIL."""
-    global _unreported, _lost_job
+cdef struct Refusal:
+    uint64_t serial
+    uintptr_t pointer
+    size_t size
+    Failure failure
+    size_t place
+    bint once
+
+
+cdef bint _next_refusal(Refusal* told) noexcept nogil:
+    """Copy the facts of one stuck job that was not told of yet. False where there is none."""
     cdef Job* job
-    cdef Job* following
-    cdef list texts = []
-    cdef list lost = []
-    if is_finalizing():
-        return 0
     pthread_mutex_lock(&_mutex)
     job = _stuck
-    while _lost_job != NULL:  # the memory of a dead context: told of once for each context, and not kept
-        lost.append(<size_t>_lost_job.context)
-        following = _lost_job.next
-        _lost_job.discard(_lost_job.data, NULL)
-        free(_lost_job)
-        _lost_job = following
-    while job != NULL and _unreported > 0:
-        texts.append((job.serial, job.size, <size_t>job.pointer, <int>job.failure.result, job.failure.function))
-        _unreported -= 1
+    while job != NULL and job.told:
         job = job.next
-    _unreported = 0
+    if job == NULL:
+        job = _given_up
+        while job != NULL and job.told:
+            job = job.next
+    if job != NULL:
+        job.told = True
+        _copy_facts(job, told)
     pthread_mutex_unlock(&_mutex)
-    for context in lost:
-        if first_report_of_context(context):
-            warnings.warn(
-                f"memory of the context at {context:#x} could not be returned by the queue: the context is gone, and "
-                "everything in it is lost; further buffers of this context are not reported.",
-                CUDAWarning,
-                stacklevel=1,
-            )
-    for serial, size, pointer, result, function in texts:
-        error = error_for(<cydriver.CUresult><int>result, function)
-        warnings.warn(
-            f"queued release of buffer #{serial}, {size} bytes at {pointer:#x}, failed: {error}. It stays allocated.",
-            CUDAWarning,
-            stacklevel=1,
-        )
+    return job != NULL
+
+
+cdef void _copy_facts(Job* job, Refusal* told) noexcept nogil:
+    told.serial, told.pointer, told.size = job.serial, job.pointer, job.size
+    told.failure, told.place, told.once = job.failure, job.place, job.once
+
+
+cdef Job* _pop(Job** jobs) noexcept nogil:
+    cdef Job* job
+    pthread_mutex_lock(&_mutex)
+    job = jobs[0]
+    if job != NULL:
+        jobs[0] = job.next
+    pthread_mutex_unlock(&_mutex)
+    return job
+
+
+cdef int _tell(Refusal* told, bint lost) noexcept:
+    """Warn of one. Where warnings are errors this one is printed, and the others have their turn all the same."""
+    error = error_for(told.failure.result, told.failure.function)
+    text = f"queued release of buffer #{told.serial}, {told.size} bytes at {<size_t>told.pointer:#x}, failed: {error}."
+    if lost:
+        where = describe_place(told.place)
+        text += f" It is lost, like everything of {where}; further buffers of {where} are not reported."
+    else:
+        text += " It stays allocated." if told.once else " It stays allocated until a later attempt succeeds."
+    warnings.warn(text, CUDAWarning, stacklevel=1)
     return 0
 
 
-cdef int _release_owned(void* handle) noexcept:
-    release_stream(<StreamHandle*>handle)
+cdef int _settle(void* unused) noexcept:
+    """Do what the reaper has left to Python: tell of what it could not return, let streams go that Python keeps alive.
+
+    A pending call: the main thread makes it. No lock is held while anything is told or let go, since both may come back
+    into this library.
+    """
+    cdef Refusal told
+    cdef Job* job
+    if is_finalizing():
+        return 0
+    while True:
+        job = _pop(&_ended_jobs)
+        if job == NULL:
+            break
+        release_stream(job.order)
+        free(job)
+    while True:
+        job = _pop(&_lost)
+        if job == NULL:
+            break
+        _copy_facts(job, &told)
+        discard_job(job)
+        if first_report_of(told.place):
+            _tell(&told, True)
+    while _next_refusal(&told):
+        _tell(&told, False)
     return 0
 
 
@@ -168,6 +227,17 @@ cdef bint _has_owner(StreamHandle* handle) noexcept nogil:
     return handle.owner != NULL
 
 
+cdef bint _belongs_to(StreamHandle* order, cydriver.CUcontext context) noexcept nogil:
+    """Whether a stream, and of a set each, is one of this context."""
+    cdef int member
+    if order.kind != STREAM_SET:
+        return order.context == context
+    for member in range(order.member_count):
+        if order.members[member].context != context:
+            return False
+    return True
+
+
 cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
     """Make one release if its streams are done. True when the job has ended, well or not."""
     global _in_driver
@@ -175,28 +245,34 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
     cdef const char* function = NULL
     blocked[0] = False
+    job.failure.function = NULL
     if job.order != NULL:
         result = stream_is_capturing(job.order, blocked, &function)
         if blocked[0]:
             return False  # until the capture ends, which may be up to a thread that waits for memory
         if result == cydriver.CUresult.CUDA_SUCCESS:
             result = stream_is_idle(job.order, &idle, &function)
-        if result != cydriver.CUresult.CUDA_SUCCESS:
-            # nothing runs there any more, so there is nothing to wait for
-            job.context_is_dead = idle = is_hopeless(result)
-            blocked[0] = not idle
+        if is_hopeless(result):
+            idle = True  # nothing runs there any more, so there is nothing to wait for
+            if job.context != NULL and _belongs_to(job.order, job.context):
+                job.lost = True
+                job.failure.result, job.failure.function = result, function
+                return True
+        elif result != cydriver.CUresult.CUDA_SUCCESS:
+            blocked[0] = True
+            idle = False
     if not idle:
         return False
-    job.failure.function = NULL
     pthread_mutex_lock(&_mutex)
-    stopping = _stopping
-    _in_driver = 1
+    stopping = _stopping.load() != 0
+    _in_driver = not stopping
     pthread_cond_broadcast(&_changed)
     pthread_mutex_unlock(&_mutex)
     if stopping:
-        _in_driver = 0
         return False
-    job.give_back(job.data, &job.failure)
+    if not job.give_back(job.data, &job.failure):
+        # Memory of a context that is gone is an address that the driver does not know.
+        job.lost = is_hopeless(job.failure.result) or (job.context != NULL and context_is_gone(job.context))
     pthread_mutex_lock(&_mutex)
     _in_driver = 0
     pthread_mutex_unlock(&_mutex)
@@ -204,7 +280,7 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
 
 
 cdef void* _reap(void* unused) noexcept nogil:
-    global _lost_job, _ended, _jobs, _last, _stuck, _job_count, _stuck_count, _unreported, _blocked_count
+    global _lost, _ended_jobs, _ended, _jobs, _last, _job_count, _blocked_count
     cdef Job* job
     cdef Job* waiting
     cdef Job* after
@@ -213,7 +289,7 @@ cdef void* _reap(void* unused) noexcept nogil:
     cdef long blocked_now, ended
     cdef bint blocked = False
     pthread_mutex_lock(&_mutex)
-    while not _stopping:
+    while not _stopping.load():
         if _jobs == NULL:
             pthread_cond_wait(&_changed, &_mutex)
             pause = 50000
@@ -226,7 +302,7 @@ cdef void* _reap(void* unused) noexcept nogil:
         waiting = NULL
         after = NULL
         blocked_now = ended = 0
-        while job != NULL and not _stopping:
+        while job != NULL and not _stopping.load():
             following = job.next
             job.next = NULL
             if _try_job(job, &blocked):
@@ -236,23 +312,21 @@ cdef void* _reap(void* unused) noexcept nogil:
                     job.order = NULL
                 pthread_mutex_lock(&_mutex)
                 _job_count -= 1
-                if job.order != NULL:
-                    # Python keeps this stream alive, so Python lets it go: a call of the main thread, with the GIL.
-                    Py_AddPendingCall(_release_owned, <void*>job.order)
-                    job.order = NULL
-                if job.failure.function != NULL and (job.context_is_dead or is_hopeless(job.failure.result)):
-                    job.next = _lost_job
-                    _lost_job = job
-                    Py_AddPendingCall(_report_stuck, NULL)
-                elif job.failure.function != NULL:
-                    job.next = _stuck
-                    _stuck = job
-                    _stuck_count += 1
-                    _unreported += 1
-                    Py_AddPendingCall(_report_stuck, NULL)
-                else:
+                if job.failure.function == NULL:
                     job.discard(job.data, NULL)
-                    free(job)
+                    if job.order == NULL:
+                        free(job)
+                    else:
+                        job.next = _ended_jobs
+                        _ended_jobs = job
+                        Py_AddPendingCall(_settle, NULL)
+                elif job.lost:
+                    job.next = _lost
+                    _lost = job
+                    Py_AddPendingCall(_settle, NULL)
+                else:
+                    _add_stuck(job)
+                    Py_AddPendingCall(_settle, NULL)
                 pthread_cond_broadcast(&_changed)
                 pthread_mutex_unlock(&_mutex)
             else:
@@ -280,7 +354,7 @@ cdef void* _reap(void* unused) noexcept nogil:
         _blocked_count = blocked_now
         if ended:
             pause = 50000
-        elif _jobs != NULL and not _stopping:
+        elif _jobs != NULL and not _stopping.load():
             pthread_cond_broadcast(&_changed)
             _sleep(pause)
             pause = min(pause * 2, 2000000)
@@ -292,46 +366,114 @@ cdef void* _reap(void* unused) noexcept nogil:
 
 # --- the queue ----------------------------------------------------------------------------------------------------
 
-cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data) except NULL:
+cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data, Record record,
+                  StreamHandle* order) except NULL:
+    """Make a job for what a record owns, behind a stream. It is told of by the record's facts."""
     cdef Job* job = <Job*>calloc(1, sizeof(Job))
     if job == NULL:
         raise MemoryError("no memory for a queued release")
     job.give_back = give_back
     job.discard = discard
     job.data = data
+    job.order = retain_stream(order)
+    job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
+    job.place = place_of(record)
     return job
 
 
 cdef void discard_job(Job* job) noexcept nogil:
-    """Forget a job that was never queued, with what it holds."""
+    """Forget a job that is not queued, with what it holds."""
     release_stream(job.order)
     job.discard(job.data, NULL)
     free(job)
 
 
-cdef int enqueue(Job* job) except -1:
-    """Queue a job and start the reaper if it is not running. The job's stream reference passes to the queue."""
-    global _running, _jobs, _last, _job_count
+cdef int _start_reaper() noexcept nogil:
+    """Start the reaper if it is not running; return why it could not be started. The mutex is held."""
+    global _running
     cdef int failed = 0
-    job.context = <size_t>job.order.context if job.order != NULL else 0
+    if not _running:
+        failed = pthread_create(&_thread, NULL, _reap, NULL)
+        _running = failed == 0
+    return failed
+
+
+cdef void _append(Job* job) noexcept nogil:
+    """Put a job behind the waiting ones. The mutex is held."""
+    global _jobs, _last, _job_count
+    job.next = NULL
+    if _last == NULL:
+        _jobs = job
+    else:
+        _last.next = job
+    _last = job
+    _job_count += 1
+
+
+cdef void _add_stuck(Job* job) noexcept nogil:
+    """Keep a job that was refused. The mutex is held."""
+    global _stuck, _given_up, _patience
+    if job.once:
+        job.next = _given_up
+        _given_up = job
+        _given_up_count.fetch_add(1)
+        return
+    if not job.tried:
+        job.tried = True
+        _patience = 1
+    job.next = _stuck
+    _stuck = job
+    _stuck_count.fetch_add(1)
+
+
+cdef int enqueue(Job* job) except -1:
+    """Queue a job and start the reaper if it is not running. The job then belongs to the queue."""
+    cdef int failed
     with nogil:
         pthread_mutex_lock(&_mutex)
-        if not _running:
-            failed = pthread_create(&_thread, NULL, _reap, NULL)
-            _running = failed == 0
+        failed = _start_reaper()
         if not failed:
-            job.next = NULL
-            if _last == NULL:
-                _jobs = job
-            else:
-                _last.next = job
-            _last = job
-            _job_count += 1
+            _append(job)
             pthread_cond_broadcast(&_changed)
         pthread_mutex_unlock(&_mutex)
     if failed:
         raise OSError(failed, "the thread that makes queued releases could not be started")
     return 0
+
+
+cdef void keep_refused(Job* job) noexcept nogil:
+    """Take over a job that was refused already, and told of by the caller. It is tried again with the others."""
+    job.told = True
+    pthread_mutex_lock(&_mutex)
+    _add_stuck(job)
+    pthread_mutex_unlock(&_mutex)
+
+
+cdef bint has_stuck() noexcept nogil:
+    """Whether anything was refused. Costs a look at a number, so that every release can ask."""
+    return _stuck_count.load(memory_order_relaxed) != 0
+
+
+cdef void retry_stuck(bint at_once) noexcept nogil:
+    """Let the reaper try once more what was refused. Nothing waits for it.
+
+    Called after releases that succeeded: the first of them is a sign that the driver gives memory back again. Where it
+    still does not, twice as many pass before the next attempt.
+    """
+    global _stuck, _releases_seen, _patience
+    cdef Job* job
+    pthread_mutex_lock(&_mutex)
+    _releases_seen += 1
+    if (at_once or _releases_seen >= _patience) and not _stopping.load() and _start_reaper() == 0:
+        _releases_seen = 0
+        _patience = min(2 * _patience, 1024)
+        while _stuck != NULL:
+            job = _stuck
+            _stuck = job.next
+            _stuck_count.fetch_sub(1)
+            _append(job)
+        pthread_cond_broadcast(&_changed)
+    pthread_mutex_unlock(&_mutex)
 
 
 cdef int wait_for_room() except -1:
@@ -358,9 +500,12 @@ cdef void wait_a_moment() noexcept:
 cdef bint drain_for_memory() noexcept nogil:
     """Wait until every queued release is made that can be. True if there was any.
 
-    What waits behind a capture is not waited for: its stream may be captured by this very thread.
+    What waits behind a capture is not waited for: its stream may be captured by this very thread. What was refused
+    before is tried once more.
     """
     cdef bint any_ = False
+    if has_stuck():
+        retry_stuck(True)
     pthread_mutex_lock(&_mutex)
     while _job_count and _running and _blocked_count < _job_count:
         any_ = True
@@ -369,20 +514,14 @@ cdef bint drain_for_memory() noexcept nogil:
     return any_
 
 
-cdef set _reported_contexts = set()
-
-
-cdef bint first_report_of_context(size_t context) except -1:
-    """Whether a lost context has not been told of yet. One report tells as much as a thousand."""
-    if context in _reported_contexts:
-        return False
-    _reported_contexts.add(context)
-    return True
-
-
 cpdef dict queue_counts():
     """Return how many releases are queued, and how many could not be made."""
-    return {"queued": _job_count, "stuck": _stuck_count}
+    cdef long jobs
+    with nogil:
+        pthread_mutex_lock(&_mutex)
+        jobs = _job_count
+        pthread_mutex_unlock(&_mutex)
+    return {"queued": jobs, "stuck": _stuck_count.load() + _given_up_count.load()}
 
 
 def drain(timeout=None):
@@ -399,27 +538,27 @@ def drain(timeout=None):
         Whether the queue is empty.
     """
     cdef long left = -1 if timeout is None else max(0, int(timeout * 1000))
+    cdef bint empty
     with nogil:
         pthread_mutex_lock(&_mutex)
         while _job_count and _running and left != 0:
             _sleep(1000000)
             if left > 0:
                 left -= 1
+        empty = _job_count == 0
         pthread_mutex_unlock(&_mutex)
-    Py_MakePendingCalls()  # what the reaper has left to Python: reports, and streams that Python keeps alive
-    return _job_count == 0
+    _settle(NULL)
+    return empty
 
 
 def _abandon():
     """At exit: stop the reaper and leave what is queued to the end of the process."""
-    global _stopping, _running
+    global _running
     cdef timespec until
-    cdef bint ended
-    if not _running:
-        return
+    cdef bint ended, running
     with nogil:
         pthread_mutex_lock(&_mutex)
-        _stopping = True
+        _stopping.store(1)
         pthread_cond_broadcast(&_changed)
         clock_gettime(CLOCK_REALTIME, &until)
         until.tv_sec += 1
@@ -427,11 +566,11 @@ def _abandon():
             if pthread_cond_timedwait(&_changed, &_mutex, &until) != 0:
                 break
         ended = _ended
+        running, _running = _running, False
         pthread_mutex_unlock(&_mutex)
-        if ended:
+        if running and ended:
             pthread_join(_thread, NULL)
     # Else it is inside a free that waits for the device. It is left there: the process ends under it.
-    _running = False
 
 
 atexit.register(_abandon)

@@ -3,7 +3,7 @@ from cuda.core._memory._allocation cimport Record
 from cuda.core._stream_handle cimport StreamHandle
 
 cdef int release(Record record, int event, StreamHandle* order, int waiting) except -1
-cdef int finish_loans(Record record) except -1
+cdef int finish_loans(Record record, bint may_raise) except -1
 cdef int release_from_collection(Record record) noexcept
 cdef int ensure_not_capturing(StreamHandle* order) except -1
 cdef int wait_for_order(StreamHandle* order) except -1

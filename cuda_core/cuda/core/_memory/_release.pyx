@@ -16,12 +16,15 @@ from cuda.core._memory._allocation cimport (
     CLOSE_IN_PROGRESS,
     CLOSE_LENT,
     CLOSE_NOTHING,
+    LAST_LOAN,
     NEVER_WAIT,
     QUEUE_IF_BUSY,
     WAIT,
     Record,
     record_ended,
 )
+from cuda.core._memory._interrupts cimport is_interrupt, pass_on
+from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, place_of
 from cuda.core._memory._ownership cimport (
     EVENT_ABORT_RELEASE,
     EVENT_BEGIN_AUTOMATIC_RELEASE,
@@ -35,7 +38,7 @@ from cuda.core._memory._ownership cimport (
     VERDICT_LENT,
     VERDICT_NOTHING,
 )
-from cuda.core._memory._queue cimport first_report_of_context
+from cuda.core._memory._queue cimport has_stuck, retry_stuck
 from cuda.core._stream_handle cimport (
     StreamHandle,
     release_stream,
@@ -137,8 +140,10 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
         outcome = record.deleter(record, order, waiting)
     except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
         record.set_claiming_thread(0)
-        if isinstance(error, CUDAError) and is_hopeless(<cydriver.CUresult><int>error.result):
-            error.lost_context = _context_of(record)
+        if _is_lost(error):
+            # A deleter may know better: where it closed another buffer, it is that one's context.
+            if getattr(error, "lost_place", None) is None:
+                error.lost_place = place_of(record)
             record.apply(EVENT_LOSE)
             record_ended(record)
             record.forget()
@@ -151,11 +156,17 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     record.apply(EVENT_COMMIT_RELEASE)
     record_ended(record)
     record.forget()
+    if outcome == CLOSE_DONE and has_stuck():  # the driver gives back at the moment: what it refused is tried again
+        retry_stuck(False)
     return outcome
 
 
-cdef int finish_loans(Record record) except -1:
-    """Return what loans held, after the last one ended. The word is claimed for that."""
+cdef int finish_loans(Record record, bint may_raise) except -1:
+    """Return what loans held, after the last one ended. The word is claimed for that.
+
+    A failure is reported: whoever ends a loan is not whoever owned the memory. What interrupts the program comes out,
+    at once where the caller can raise.
+    """
     cdef Record holder = record
     if record.range is not None:
         holder, record.range.heir = record.range.heir, None
@@ -164,9 +175,12 @@ cdef int finish_loans(Record record) except -1:
         holder.forget()
         return CLOSE_DONE
     try:
-        return _run_deleter(holder, NULL, NEVER_WAIT)
+        return _run_deleter(holder, NULL, LAST_LOAN)
     except BaseException as error:
+        if may_raise and is_interrupt(error):
+            raise
         _report_failed(holder, error, "could not be returned after its last loan")
+        pass_on(error)
     return CLOSE_NOTHING
 
 
@@ -196,6 +210,7 @@ cdef int release_from_collection(Record record) noexcept:
             report(f"{record.describe()} was dropped after a close that failed. It stays allocated.")
     except BaseException as error:
         _report_failed(record, error, "was dropped and could not be returned")
+        pass_on(error)
     return 0
 
 
@@ -204,26 +219,24 @@ cdef bint _is_kept(Record record) except -1:
     return record.kept_by_collector or not getattr(record.resource, "release_on_collection", True)
 
 
-cdef size_t _context_of(Record record) noexcept:
-    """Return the context that the record's release belongs to, as far as it is known."""
-    cdef cydriver.CUcontext context = NULL
-    if record.stream != NULL and record.stream.context != NULL:
-        return <size_t>record.stream.context
-    if cydriver.cuCtxGetCurrent(&context) != cydriver.CUresult.CUDA_SUCCESS:
-        return 0
-    return <size_t>context
+cdef bint _is_lost(object error) except -1:
+    """Whether a failure means that the memory is out of reach for good: no later attempt can do better."""
+    return isinstance(error, CUDAError) and (
+        is_hopeless(<cydriver.CUresult><int>error.result) or getattr(error, "lost_place", None) is not None
+    )
 
 
 cdef int _report_failed(Record record, object error, str what) except -1:
     record.reported = True
-    if isinstance(error, CUDAError) and is_hopeless(<cydriver.CUresult><int>error.result):
+    if _is_lost(error):
         # Every buffer of a dead context fails in the same way.
-        if not first_report_of_context(getattr(error, "lost_context", 0)):
-            return 0
-        report(
-            f"{record.describe()} {what}: {error}. It is lost, like everything in its context; further buffers of "
-            "this context are not reported."
-        )
+        place = getattr(error, "lost_place", None) or 0
+        if first_report_of(place):
+            where = describe_place(place)
+            report(
+                f"{record.describe()} {what}: {error}. It is lost, like everything of {where}; further buffers of "
+                f"{where} are not reported."
+            )
         return 0
     report(f"{record.describe()} {what}: {type(error).__name__}: {error}. It stays allocated.")
     return 0
@@ -291,5 +304,7 @@ cdef bint must_queue(StreamHandle* order, int waiting) except -1:
         result = stream_is_idle(order, &idle, &function)
     if is_hopeless(result):
         return False
+    if waiting >= NEVER_WAIT and result != cydriver.CUresult.CUDA_SUCCESS:
+        return True  # the queue asks again, and loses nothing meanwhile
     check(result, function)
     return not idle

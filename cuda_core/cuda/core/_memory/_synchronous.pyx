@@ -5,6 +5,7 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
 from cuda.core._context cimport primary_context
+from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._arguments cimport device_argument
 from cuda.core._memory._plain_resource cimport PlainResource, return_plain
 
@@ -33,6 +34,9 @@ cdef class _SynchronousMemoryResource(PlainResource):
 
     cdef int ordinal(self) noexcept:
         return self._ordinal
+
+    cdef cydriver.CUcontext context_of_memory(self, Record record) noexcept:
+        return self._context if self._context != NULL else PlainResource.context_of_memory(self, record)
 
     cdef int prepare(self) except -1:
         if self._ordinal < 0:

@@ -19,4 +19,4 @@ cdef class VirtualMemoryResource(IndexedResource):
     cdef object _failed(self, VirtualRange range_, Failure failure)
     cdef int _retire(self, Buffer buffer) except -1
     cdef int _return_parts(self, VirtualRange range_, Record record, StreamHandle* order) except -1
-    cdef int _queue_parts(self, Record record, StreamHandle* order) except -1
+    cdef int _queue_parts(self, Record record, StreamHandle* order, int waiting, bint refused) except -1

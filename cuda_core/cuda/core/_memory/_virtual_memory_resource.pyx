@@ -6,7 +6,7 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
 from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
-from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, Record, record_ended
+from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, Record, record_ended
 from cuda.core._memory._arguments cimport device_argument, round_up, size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._memory_resource cimport MemoryResource
@@ -23,7 +23,7 @@ from cuda.core._memory._ownership cimport (
     commit_shared_transfer,
     fresh,
 )
-from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, new_job
+from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, keep_refused, new_job
 from cuda.core._memory._release cimport ensure_not_capturing, must_queue, report, wait_for_order
 from cuda.core._memory._virtual_memory_request cimport check_fit, facts_of, prepare_request
 from cuda.core._memory._virtual_range cimport (
@@ -75,10 +75,20 @@ cdef int _return_range(Record record, StreamHandle* order, int waiting) except -
     if record.range.is_empty():
         resource._retry_leftovers()
         return CLOSE_DONE
-    if not must_queue(order, waiting):
+    if must_queue(order, waiting):
+        return resource._queue_parts(record, order, waiting, False)
+    try:
         resource._return_parts(record.range, record, order)
-        return CLOSE_DONE
-    return resource._queue_parts(record, order)
+    except CUDAError as error:
+        if waiting != LAST_LOAN or is_hopeless(<cydriver.CUresult><int>error.result):
+            raise
+        # The buffer was closed before, so nobody will close it again: the queue has to go on.
+        resource._queue_parts(record, order, waiting, True)
+        report(
+            f"{record.describe()} could not be returned: {error}. It stays allocated until a later attempt succeeds."
+        )
+        return CLOSE_QUEUED
+    return CLOSE_DONE
 
 
 # No gc_clear: a buffer that is collected together with its resource still needs the resource's tables.
@@ -319,23 +329,25 @@ cdef class VirtualMemoryResource(IndexedResource):
         self._retry_leftovers()
         return 0
 
-    cdef int _queue_parts(self, Record record, StreamHandle* order) except -1:
-        """Hand everything that a range holds to the queue."""
+    cdef int _queue_parts(self, Record record, StreamHandle* order, int waiting, bint refused) except -1:
+        """Hand everything that a range holds to the queue, to be returned behind a stream or tried again some time."""
         cdef VirtualRange range_ = record.range
         cdef Parts* parts = new_parts()
         cdef Job* job
         try:
-            job = new_job(_give_back, _discard, parts)
+            job = new_job(_give_back, _discard, parts, record, order)
         except BaseException:
             del_parts(parts)
             raise
-        job.order = retain_stream(order)
-        job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
+        job.once = waiting == NEVER_WAIT
         holding = self.begin_free(range_.base, record)
         range_.gather_late()
         range_.give_parts_away(parts)
         try:
-            enqueue(job)
+            if refused:
+                keep_refused(job)
+            else:
+                enqueue(job)
         except BaseException:
             range_.take_parts_back(parts)
             self.end_free(range_.base, holding, False)

@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+
+cdef bint is_interrupt(object error) noexcept
+cdef void pass_on(object error) noexcept

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts that are gone, with everything in them: which one an allocation belonged to, and that it was told of once.
+
+A release knows the stream that orders it, and that says little about where the memory lies: a default stream belongs
+to the context of the thread which allocated, and a buffer of one device may be ordered by a stream of another. So the
+place is taken from the memory: its device where it has one, and for memory of the host the context it was made in.
+"""
+
+from cuda.bindings cimport cydriver
+
+from cuda.core._context cimport device_of_primary_context
+from cuda.core._memory._allocation cimport Record
+from cuda.core._stream_handle cimport STREAM_SET, StreamHandle
+
+# Devices are numbered from 1 on, contexts by their address. The primary context of a device is that device.
+cdef enum:
+    _DEVICES = 4096
+
+cdef dict _reported = {}
+
+
+cdef size_t place_of_device(int ordinal) noexcept nogil:
+    return <size_t>ordinal + 1 if 0 <= ordinal < _DEVICES else 0
+
+
+cdef size_t place_of_context(cydriver.CUcontext context) noexcept:
+    cdef int ordinal = device_of_primary_context(context)
+    return place_of_device(ordinal) if ordinal >= 0 else <size_t>context
+
+
+cdef size_t place_of(Record record) noexcept:
+    """Return the place of an allocation, as far as its record knows it. No driver call: what is lost answers none."""
+    cdef StreamHandle* stream = record.stream
+    cdef int ordinal = record.device_id
+    if ordinal < 0 and record.resource is not None:
+        try:
+            ordinal = record.resource.device_id
+        except Exception:  # it is not bound to a device, or an author's property fails
+            ordinal = -1
+    if ordinal >= 0:
+        return place_of_device(ordinal)
+    if stream != NULL and stream.kind == STREAM_SET and stream.member_count:
+        stream = stream.members[0]
+    return place_of_context(stream.context) if stream != NULL and stream.context != NULL else 0
+
+
+cdef bint first_report_of(size_t place) except -1:
+    """Whether a lost place has not been told of yet. One report tells as much as a thousand.
+
+    What nobody can place is told of each time: silence could hide another context.
+    """
+    cdef object mine
+    if not place:
+        return True
+    mine = object()
+    return _reported.setdefault(place, mine) is mine
+
+
+cdef str describe_place(size_t place):
+    if not place:
+        return "a context that is not known"
+    if place <= _DEVICES:
+        return f"device {place - 1}"
+    return f"the context at {place:#x}"
