@@ -242,14 +242,15 @@ def main(arguments=None):
             ]
         )
         report["work"].append({"title": work.title, "operations": work.count, "nanoseconds": times})
-    kept = this["free"] - ours.ask(side="facts")["facts"]["free"]
+    after = ours.ask(side="facts")["facts"]["held"]
+    kept = {kind: n - this["held"].get(kind, 0) for kind, n in after.items() if n > this["held"].get(kind, 0)}
     complaints = ours.close()
     if released is not None:
         released.close()  # it complains about every close
-    print(f"\ndevice memory kept by this package after all rounds: {kept} bytes")
+    print(f"\nkept by the process of this package after all rounds: {kept or 'nothing'}")
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
-    if kept > 0 or complaints:
+    if kept or complaints:
         raise SystemExit(f"what was measured does not work as it should\n{complaints[:2000]}")
     if not_timed:
         raise SystemExit(not_timed)

@@ -13,21 +13,41 @@ import platform
 import sys
 
 
+def held():
+    """Return what this process holds, kind to number: a look at free memory would count every other process too.
+
+    The simulated driver counts what it gave this process; on a GPU the package's own count has to do, and the release
+    has none.
+    """
+    with contextlib.suppress(ImportError):
+        import cuda_driver_sim
+
+        if cuda_driver_sim.is_active():
+            return {f"driver: {kind}": number for kind, number in cuda_driver_sim.live().items()}
+    try:
+        from cuda.core._memory import _counters
+    except ImportError:
+        return {}
+    return dict(_counters.live())
+
+
 def facts(workloads):
     """Return what the report says about this side."""
+    import cuda.core
     from cuda.bindings import driver
     from workloads import check
 
     result, free, total = driver.cuMemGetInfo()
     check((result,))
     return {
-        "cuda-core": importlib.metadata.version("cuda-core"),
+        "cuda-core": cuda.core.__version__,
         "cuda-bindings": importlib.metadata.version("cuda-bindings"),
         "python": platform.python_version(),
         "device": workloads.device.name,
         "driver": check(driver.cuDriverGetVersion()),
         "free": free,
         "total": total,
+        "held": held(),
     }
 
 
