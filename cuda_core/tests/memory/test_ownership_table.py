@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cuda.core._memory import _ownership
-from cuda.core._memory._ownership import Claim, Event, Ownership, TransferredTo, Verdict, Word
+from cuda.core._memory._ownership import Claim, Event, Ownership, TransferredTo, Verdict
+from cuda.core._memory._ownership_word import Word
 from ownership_model import EVENTS, TAKERS, Model, apply, key_of_word, reachable
 from support import race
 

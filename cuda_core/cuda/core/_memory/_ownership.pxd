@@ -80,10 +80,3 @@ cdef int commit_shared_transfer(atomic[uint64_t]* word, uint32_t epoch) noexcept
 cdef int state_of(uint64_t bits, uint32_t epoch) noexcept nogil
 
 cdef uint64_t fresh(int state, uint32_t epoch) noexcept nogil
-
-cdef class Word:
-    cdef atomic[uint64_t] _word
-    cdef uint32_t _epoch
-    cdef bint _shared
-    cdef int _taker
-    cdef object _step(self, int code)

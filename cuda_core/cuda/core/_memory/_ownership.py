@@ -18,10 +18,11 @@ close of the old buffer harmless while another thread grows it: the comparison t
 contains the epoch, so it fails.
 """
 
-import enum
 from typing import NamedTuple
 
 import cython
+
+from cuda.core._memory._ownership_states import Claim, Event, Loans, Ownership, TransferredTo, Verdict
 
 __all__ = [
     "TABLE",
@@ -37,77 +38,6 @@ __all__ = [
 ]
 
 compiled = cython.compiled
-
-
-class Ownership(enum.Enum):
-    """Who must return the allocation that a buffer describes."""
-
-    RELEASED = 0
-    OWNED = 1
-    BORROWED = 2
-    TRANSFERRED = 3
-
-
-class TransferredTo(enum.Enum):
-    """Who took over an allocation whose buffer is TRANSFERRED."""
-
-    GROWN = 1
-    DETACHED = 2
-    MOVED = 3
-    LOANS = 4
-    GRAPH = 5
-
-
-class Claim(enum.Enum):
-    """A transition that has begun and is neither committed nor aborted."""
-
-    NONE = 0
-    RELEASE = 1
-    TRANSFER = 2
-
-
-class Event(enum.Enum):
-    """What can happen to a buffer."""
-
-    ALLOCATE = "allocate"
-    BORROW = "borrow"
-    BEGIN_RELEASE = "begin release"
-    BEGIN_AUTOMATIC_RELEASE = "begin automatic release"
-    COMMIT_RELEASE = "commit release"
-    ABORT_RELEASE = "abort release"
-    BEGIN_TRANSFER = "begin transfer"
-    COMMIT_TRANSFER = "commit transfer"
-    ABORT_TRANSFER = "abort transfer"
-    LEND = "lend"
-    END_LOAN = "end loan"
-    LOSE = "lose"
-    USE = "use"
-
-
-class Verdict(enum.Enum):
-    """The answer of the machine to an event."""
-
-    GO = 0  #: the transition was made
-    LENT = 1  #: made: what was held has passed to the loans
-    LAST_LOAN = 2  #: made: the caller must now return what the loans held
-    NOTHING = 3  #: harmless, nothing to do
-    IN_PROGRESS = 4  #: another call is releasing this allocation now
-    CLOSED = 5  #: refused: TRANSFERRED or RELEASED
-    CLAIMED = 6  #: refused: a release or a transfer is under way
-    NOT_OWNER = 7  #: refused: one cannot give what one does not own
-    HAS_LOANS = 8  #: refused: somebody still looks at the memory
-    NO_LOAN = 9  #: refused: more loans ended than began
-    NOT_CLAIMED = 10  #: refused: a commit or abort without its begin
-    TOO_MANY = 11  #: refused: the count of loans is full
-
-
-class Loans(enum.Enum):
-    """How many loans a rule asks for."""
-
-    ANY = "any number of loans"
-    NONE = "no loans"
-    LAST = "one loan"
-    SOME = "loans"
 
 
 class Rule(NamedTuple):
@@ -580,108 +510,6 @@ def state_of(bits, epoch):
 
 def fresh(state, epoch):
     return cython.cast(uint64_t, state) | cython.cast(uint64_t, epoch) << 40
-
-
-class Word:
-    """One ownership word, for tests and for reading about the machine.
-
-    Parameters
-    ----------
-    state : str
-        Name of the first state: ``"OWNED"``, ``"BORROWED"`` or ``"RELEASED"``.
-    shared : bool
-        The word of a range, which outlives its holders: a committed transfer raises ``epoch``, and this
-        holder reads TRANSFERRED while the word itself is OWNED for the next.
-
-    Notes
-    -----
-    Every method applies one event and returns a :class:`Verdict`. Methods may be called from any thread.
-    """
-
-    def __init__(self, state="OWNED", shared=False, failed=False, claim="NONE", loans=0, taker=None):
-        self._epoch = 0
-        self._shared = shared
-        self._taker = 0
-        bits: uint64_t = fresh(Ownership[state].value, 0)
-        bits |= cython.cast(uint64_t, Claim[claim].value) << 2
-        bits |= FAILED_BIT if failed else 0
-        bits |= cython.cast(uint64_t, loans) << 16
-        if taker is not None:
-            bits |= cython.cast(uint64_t, TransferredTo[taker].value) << 6
-        self._word.store(bits)
-
-    def _step(self, code):
-        return Verdict(step(cython.address(self._word), self._epoch, code))
-
-    def begin_release(self):
-        return self._step(EVENT_BEGIN_RELEASE)
-
-    def begin_automatic_release(self):
-        return self._step(EVENT_BEGIN_AUTOMATIC_RELEASE)
-
-    def commit_release(self):
-        return self._step(EVENT_COMMIT_RELEASE)
-
-    def abort_release(self):
-        return self._step(EVENT_ABORT_RELEASE)
-
-    def begin_transfer(self, taker="GROWN"):
-        taker = taker if isinstance(taker, TransferredTo) else TransferredTo[taker]
-        return self._step(event_code(Event.BEGIN_TRANSFER, taker))
-
-    def commit_transfer(self):
-        if self._shared:
-            taker = self.taker
-            verdict = Verdict(commit_shared_transfer(cython.address(self._word), self._epoch))
-            if verdict is Verdict.GO:
-                self._taker = taker.value
-            return verdict
-        return self._step(EVENT_COMMIT_TRANSFER)
-
-    def abort_transfer(self):
-        return self._step(EVENT_ABORT_TRANSFER)
-
-    def lend(self):
-        return self._step(EVENT_LEND)
-
-    def end_loan(self):
-        return self._step(EVENT_END_LOAN)
-
-    def lose(self):
-        return self._step(EVENT_LOSE)
-
-    def use(self):
-        return self._step(EVENT_USE)
-
-    @property
-    def state(self):
-        return Ownership(state_of(self._word.load(), self._epoch))
-
-    @property
-    def claim(self):
-        return Claim((self._word.load() & CLAIM_MASK) >> 2)
-
-    @property
-    def failed(self):
-        return bool(self._word.load() & FAILED_BIT)
-
-    @property
-    def lost(self):
-        return bool(self._word.load() & LOST_BIT)
-
-    @property
-    def loans(self):
-        return (self._word.load() & LOANS_MASK) >> 16
-
-    @property
-    def taker(self):
-        number = self._taker or (self._word.load() & TAKER_MASK) >> 6
-        return TransferredTo(number) if number else None
-
-    @property
-    def epoch(self):
-        """The epoch of the word, which is ahead of this holder's once it was left behind."""
-        return self._word.load() >> 40
 
 
 if compiled:
