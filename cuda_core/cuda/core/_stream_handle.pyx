@@ -6,6 +6,7 @@ places where no Python may run. So it holds the C handle, which is counted: the 
 last holder lets go.
 """
 
+cimport cython
 from cpython.ref cimport PyObject
 from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
@@ -250,6 +251,7 @@ cdef StreamHandle* add_stream(StreamHandle* handle, StreamHandle* added) except 
 
 # The handles that were bound last, one for each token: programs bind the same one again and again.
 cdef StreamHandle* _last_bound[2]
+cdef object _slots = object()  # what a thread locks to look at them where there is no GIL
 
 
 cdef void always_there() noexcept nogil:
@@ -261,15 +263,19 @@ cdef StreamHandle* bind_token(StreamHandle* token) except? NULL:
     """Return a handle of a default stream in the current context, or NULL where no context is current."""
     cdef cydriver.CUcontext context = current_context()
     cdef int slot = token.kind == STREAM_PER_THREAD
-    cdef StreamHandle* last = _last_bound[slot]
+    cdef StreamHandle* last
+    cdef StreamHandle* bound
     if context == NULL:
         return NULL
-    if last != NULL and last.context == context and (slot == 0 or last.thread == PyThread_get_thread_ident()):
-        return retain_stream(last)
+    with cython.critical_section(_slots):
+        last = _last_bound[slot]
+        if last != NULL and last.context == context and (slot == 0 or last.thread == PyThread_get_thread_ident()):
+            return retain_stream(last)
+    bound = retain_stream(new_stream_handle(token.stream, context, -1, token.kind))  # for the slot and the caller
+    with cython.critical_section(_slots):
+        last, _last_bound[slot] = _last_bound[slot], bound
+    _live.fetch_sub(1)  # the one in the slot is always there
     if last != NULL:
         _live.fetch_add(1)  # out of the slot, it counts again until its last holder lets go
         release_stream(last)
-    last = new_stream_handle(token.stream, context, -1, token.kind)
-    _live.fetch_sub(1)  # the one in the slot is always there
-    _last_bound[slot] = last
-    return retain_stream(last)
+    return bound

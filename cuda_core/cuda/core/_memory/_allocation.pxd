@@ -39,7 +39,7 @@ cdef class Record:
     cdef uint64_t taker_serial
     cdef Deleter deleter            # NULL for a borrowed allocation
     cdef StreamHandle* stream
-    cdef unsigned long claimant
+    cdef atomic[unsigned long] claimant
     cdef object resource
     cdef object owner
     cdef VirtualRange range
@@ -56,6 +56,8 @@ cdef class Record:
     cdef object refusal(self, int verdict, str what)
     cdef void copy_recipe(self, Record source) noexcept
     cdef void forget(self) noexcept
+    cdef StreamHandle* hold_stream(self) noexcept
+    cdef StreamHandle* swap_stream(self, StreamHandle* order) noexcept
     cdef str describe(self)
 
 cdef void record_ended(Record record) noexcept

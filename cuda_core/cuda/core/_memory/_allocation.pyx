@@ -7,7 +7,7 @@ range), so that a buffer can be returned after the program has dropped all of th
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
-from libcpp.atomic cimport atomic
+from libcpp.atomic cimport atomic, memory_order_release
 
 from cuda.core._memory._fork cimport fork_generation
 from cuda.core._memory._ownership cimport (
@@ -47,9 +47,10 @@ def live_memory():
 
 cdef void record_ended(Record record) noexcept:
     """Count one record less: what it owned was returned, lost, or passed to another record."""
-    if record.counted:
-        record.counted = 0
-        _live.fetch_sub(1)
+    with cython.critical_section(record):
+        if record.counted:
+            record.counted = 0
+            _live.fetch_sub(1)
 
 
 class FreeFunction:
@@ -124,13 +125,13 @@ cdef class Record:
         return (self.word.load() >> 16) & 0xFFFFFF
 
     cdef unsigned long claiming_thread(self) noexcept nogil:
-        return self.claimant if self.word == &self.own_word else (<VirtualRange>self.range).claimant
+        return self.claimant.load() if self.word == &self.own_word else (<VirtualRange>self.range).claimant.load()
 
     cdef void set_claiming_thread(self, unsigned long thread) noexcept nogil:
         if self.word == &self.own_word:
-            self.claimant = thread
+            self.claimant.store(thread, memory_order_release)
         else:
-            (<VirtualRange>self.range).claimant = thread
+            (<VirtualRange>self.range).claimant.store(thread, memory_order_release)
 
     cdef int ensure_usable(self) except -1:
         """Raise OwnershipError unless the buffer is open and nobody is releasing or moving it."""
@@ -170,18 +171,33 @@ cdef class Record:
         self.device_id = source.device_id
         self.deleter = source.deleter
         self.kept_by_collector = source.kept_by_collector
-        self.stream = retain_stream(source.stream)
+        self.stream = source.hold_stream()
         self.resource = source.resource
         self.owner = source.owner
 
     cdef void forget(self) noexcept:
         """Drop what the free needed, once it is done or passed on."""
-        cdef StreamHandle* stream = self.stream
-        self.stream = NULL
-        self.resource = None
-        self.owner = None
-        with nogil:
-            release_stream(stream)
+        cdef StreamHandle* stream
+        with cython.critical_section(self):
+            stream = self.stream
+            self.stream = NULL
+            self.resource = None
+            self.owner = None
+        if stream != NULL:
+            with nogil:
+                release_stream(stream)
+
+    cdef StreamHandle* hold_stream(self) noexcept:
+        """Return the ordering stream with a reference of its own: another thread may replace the record's."""
+        with cython.critical_section(self):
+            return retain_stream(self.stream)
+
+    cdef StreamHandle* swap_stream(self, StreamHandle* order) noexcept:
+        """Put another ordering stream in place, whose reference passes to the record; return the old one."""
+        cdef StreamHandle* old
+        with cython.critical_section(self):
+            old, self.stream = self.stream, order
+        return old
 
     cdef str describe(self):
         resource = ""

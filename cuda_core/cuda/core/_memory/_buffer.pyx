@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Buffer``, the handle of an allocation."""
 
+cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
@@ -330,14 +331,10 @@ cdef class Buffer(Record):
         OwnershipError
             If the buffer is closed.
         """
-        cdef StreamHandle* order
-        cdef StreamHandle* old
-        order = bind_stream(Stream_accept(stream))
+        cdef StreamHandle* order = bind_stream(Stream_accept(stream))
         try:
             self.ensure_usable()
-            old = self.stream
-            self.stream = order
-            order = old
+            order = self.swap_stream(order)
         finally:
             release_stream(order)  # the old stream, or the new one that was refused
 
@@ -362,7 +359,8 @@ cdef class Buffer(Record):
         except BaseException:
             release_stream(order)
             raise
-        self.stream = add_stream(self.stream, order)
+        with cython.critical_section(self):
+            self.stream = add_stream(self.stream, order)
 
     @property
     def release_on_collection(self):

@@ -5,8 +5,9 @@ The index is read where an address comes from outside (``from_handle``, ``adopt`
 finds everything it needs in the record.
 """
 
-import weakref
+from weakref import ref as weak_reference
 
+cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._driver cimport ensure_driver
@@ -64,6 +65,7 @@ cdef class IndexedResource(MemoryResource):
         self._holdings = {}
         self.indexed = True
 
+    @cython.critical_section
     cdef int remember(self, Record record) except -1:
         """Enter a record that owns its address from now on.
 
@@ -89,10 +91,11 @@ cdef class IndexedResource(MemoryResource):
             holding.slot = (<Allocation>record).slot = Slot.__new__(Slot)
             holding.slot.allocation = <void*>record
         else:
-            holding.owner = weakref.ref(record)
+            holding.owner = weak_reference(record)
         self._holdings[<size_t>record.pointer] = holding
         return 0
 
+    @cython.critical_section
     cdef Holding begin_free(self, uintptr_t address, Record record):
         """Mark an entry before its free. None if the address is not, or no longer, the one of this record."""
         cdef Holding holding = self._holdings.get(<size_t>address)
@@ -101,6 +104,7 @@ cdef class IndexedResource(MemoryResource):
         holding.being_freed = True
         return holding
 
+    @cython.critical_section
     cdef int end_free(self, uintptr_t address, Holding holding, bint freed) except -1:
         """Remove an entry after its free, unless the address is another's by now; or go back to before."""
         if holding is None:
@@ -110,6 +114,7 @@ cdef class IndexedResource(MemoryResource):
             del self._holdings[<size_t>address]
         return 0
 
+    @cython.critical_section
     cdef Holding _owned_holding(self, uintptr_t address):
         """Return the entry of an address that somebody has at this moment, or None."""
         cdef Holding holding = self._holdings.get(<size_t>address)
@@ -118,13 +123,16 @@ cdef class IndexedResource(MemoryResource):
         return holding
 
     cdef int own(self, Record buffer) except -1:
-        if buffer.size and self._owned_holding(buffer.pointer) is not None:
-            raise OwnershipError(
-                f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; "
-                "two would free it twice"
-            )
-        self.begin_owning(buffer)
-        return self.remember(buffer)
+        cdef bint taken
+        with cython.critical_section(self):  # of two that take one address at the same time, one does
+            taken = buffer.size and self._owned_holding(buffer.pointer) is not None
+            if not taken:
+                self.begin_owning(buffer)
+                return self.remember(buffer)
+        raise OwnershipError(
+            f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; "
+            "two would free it twice"
+        )
 
     cdef int ensure_adoptable(self, Record source) except -1:
         cdef Holding holding = self._owned_holding(source.pointer) if source.size else None

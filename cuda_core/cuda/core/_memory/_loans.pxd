@@ -11,7 +11,8 @@ cdef int end_loan(Record record) noexcept
 cdef class Loan:
     cdef Record record
     cdef atomic[int] open
-    cdef int end(self, bint may_raise) except -1
+    cdef int end(self) noexcept
+    cdef int end_or_raise(self, bint may_raise) except -1
 
 # Releases a record. Of a view on lent memory it ends the loan too, so that an interrupt can come out.
 cdef int close_record(Record record, int event, StreamHandle* order, int waiting) except -1

@@ -5,6 +5,8 @@ Every export of an address is a loan, counted in the word of what is freed. Whil
 what was held passes to the loans, and the last one to end answers for the free.
 """
 
+cimport cython
+
 from cuda.core._memory._allocation cimport CLOSE_DONE, NEVER_WAIT, Record
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
@@ -48,7 +50,7 @@ cdef int _end(Record record, bint may_raise) except -1:
     if verdict == VERDICT_LAST_LOAN:
         finish_loans(record, may_raise)
         if type(lender) is Loan:
-            (<Loan>lender).end(may_raise)
+            (<Loan>lender).end_or_raise(may_raise)
     elif verdict == VERDICT_GO and record.range is not None and record.open_loans() == 0:
         _return_left_addresses(record)
     return 0
@@ -58,7 +60,7 @@ cdef int close_record(Record record, int event, StreamHandle* order, int waiting
     cdef object lender = record.owner
     cdef int outcome = release(record, event, order, waiting)
     if outcome == CLOSE_DONE and type(lender) is Loan:
-        (<Loan>lender).end(True)
+        (<Loan>lender).end_or_raise(True)
     return outcome
 
 
@@ -72,16 +74,18 @@ cdef int _return_left_addresses(Record record) except -1:
         return 0  # whoever has the claim returns them
     if must_queue(range_.left_order, NEVER_WAIT):
         return 0  # not without waiting; the close of the buffer returns them
-    if range_.word.load() & (CLAIM_MASK | LOANS_MASK):
-        return 0
-    # Unclaimed, and claims begin under the GIL, which is held until the parts are out of the range: no claim is needed,
-    # and a close or a lend at this moment finds the buffer free.
-    move_parts(&range_.retired, &left)
+    # Whoever claims the range for a release or a grow locks it for that moment, so no claim is needed here, and a close
+    # or a lend at this moment finds the buffer free.
+    with cython.critical_section(range_):
+        if range_.word.load() & (CLAIM_MASK | LOANS_MASK):
+            return 0
+        move_parts(&range_.retired, &left)
     failure.function = NULL
     with nogil:
         done = return_parts(&left, &failure)
     if not done:
-        move_parts(&left, &range_.late)
+        with cython.critical_section(range_):
+            move_parts(&left, &range_.late)
         report(
             f"addresses that a grow has left could not be returned: {failure.function.decode()} was refused. The close "
             "of the grown buffer tries again."
@@ -100,12 +104,18 @@ cdef Loan new_loan(Record record, str what):
 cdef class Loan:
     """One open loan; it ends once, by :meth:`end` or with the object."""
 
-    cdef int end(self, bint may_raise) except -1:
-        cdef Record record = self.record
+    cdef int end(self) noexcept:
+        """End the loan where nothing can be raised, see :func:`end_loan`."""
+        self.end_or_raise(False)
+        return 0
+
+    cdef int end_or_raise(self, bint may_raise) except -1:
+        cdef Record record
         if self.open.exchange(0):
-            self.record = None  # an ended loan keeps nothing alive
+            with cython.critical_section(self):
+                record, self.record = self.record, None  # an ended loan keeps nothing alive
             _end(record, may_raise)
         return 0
 
     def __del__(self):
-        self.end(False)
+        self.end()

@@ -8,6 +8,7 @@ Whatever ends an allocation (``close()``, leaving a ``with`` block, the collecto
 import enum
 import warnings
 
+cimport cython
 from cuda.bindings cimport cydriver
 
 from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
@@ -106,7 +107,14 @@ cdef int release(Record record, int event, StreamHandle* order, int waiting) exc
         # Loans on a range may have been taken through buffers that are gone. What the free needs then moves to a
         # record of its own, made beforehand: nothing may come between the transition and the heir's arrival.
         heir = Record.__new__(Record)
-    verdict = record.apply(event)
+    if record.range is None:
+        verdict = record.apply(event)
+    else:
+        # The heir must be there when the last loan looks for it, which may be the next moment, on another thread.
+        with cython.critical_section(record.range):
+            verdict = record.apply(event)
+            if verdict == VERDICT_LENT:
+                _leave_to_heir(record, heir)
     if verdict == VERDICT_GO:
         if record.state() == STATE_RELEASED:  # borrowed: the transition is all there is to do
             record.forget()
@@ -114,13 +122,6 @@ cdef int release(Record record, int event, StreamHandle* order, int waiting) exc
         return _run_deleter(record, order, waiting)
     if verdict == VERDICT_LENT:
         if record.range is not None:
-            if heir is None:
-                heir = Record.__new__(Record)
-            heir.copy_recipe(record)
-            heir.serial = record.serial
-            heir.counted, record.counted = record.counted, 0
-            heir.range, heir.word, heir.epoch = record.range, record.word, record.epoch
-            record.range.heir = heir
             record.forget()
         return CLOSE_LENT
     if verdict == VERDICT_IN_PROGRESS:
@@ -130,11 +131,22 @@ cdef int release(Record record, int event, StreamHandle* order, int waiting) exc
     raise record.refusal(verdict, "closed")
 
 
+cdef void _leave_to_heir(Record record, Record heir) noexcept:
+    """Make a record for loans on a range what answers for the free."""
+    if heir is None:  # the loan began after the look
+        heir = Record.__new__(Record)
+    heir.copy_recipe(record)
+    heir.serial = record.serial
+    heir.counted, record.counted = record.counted, 0
+    heir.range, heir.word, heir.epoch = record.range, record.word, record.epoch
+    record.range.heir = heir
+
+
 cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1:
     """Run the deleter of a record that is claimed for release, and commit or abort."""
     cdef int outcome
     # The deleter may wait without the GIL, and another thread may replace the record's stream meanwhile.
-    order = retain_stream(record.stream if order == NULL else order)
+    order = record.hold_stream() if order == NULL else retain_stream(order)
     record.set_claiming_thread(PyThread_get_thread_ident())
     try:
         outcome = record.deleter(record, order, waiting)
@@ -169,7 +181,8 @@ cdef int finish_loans(Record record, bint may_raise) except -1:
     """
     cdef Record holder = record
     if record.range is not None:
-        holder, record.range.heir = record.range.heir, None
+        with cython.critical_section(record.range):
+            holder, record.range.heir = record.range.heir, None
     if holder.deleter == NULL:  # borrowed: the owner goes with the last loan
         holder.apply(EVENT_COMMIT_RELEASE)
         holder.forget()

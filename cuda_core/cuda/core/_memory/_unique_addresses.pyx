@@ -3,6 +3,8 @@
 
 import weakref
 
+cimport cython
+
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._ownership cimport CLAIM_MASK, STATE_OWNED
 
@@ -23,5 +25,11 @@ cdef Record unique_owner(object resource, Record record):
 
 cdef int enter_unique(object resource, Record record) except -1:
     key = (id(resource), <size_t>record.pointer)
-    _unique[key] = weakref.ref(record, lambda gone: _unique.pop(key, None) if _unique.get(key) is gone else None)
+
+    def forget(gone):
+        with cython.critical_section(_unique):  # the address may have another owner by now
+            if _unique.get(key) is gone:
+                del _unique[key]
+
+    _unique[key] = weakref.ref(record, forget)
     return 0

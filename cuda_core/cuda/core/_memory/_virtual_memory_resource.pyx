@@ -293,7 +293,8 @@ cdef class VirtualMemoryResource(IndexedResource):
         cdef bint done
         if not self._leftovers:
             return 0
-        leftovers, self._leftovers = self._leftovers, []
+        with cython.critical_section(self):
+            leftovers, self._leftovers = self._leftovers, []
         kept = []
         for range_ in leftovers:
             ignored.function = NULL
@@ -483,7 +484,8 @@ cdef class VirtualMemoryResource(IndexedResource):
         new = new_buffer(0, rounded, self, self._ordinal, retain_stream(old.stream))
         failure.function = NULL
 
-        verdict = old.apply(EVENT_BEGIN_GROW)
+        with cython.critical_section(old.range):  # the end of a loan may be about to take left addresses out
+            verdict = old.apply(EVENT_BEGIN_GROW)
         if verdict != VERDICT_GO:
             raise old.refusal(verdict, "grown")
         range_ = old.range

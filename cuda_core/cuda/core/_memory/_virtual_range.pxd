@@ -56,10 +56,10 @@ cdef dict live_parts()
 
 cdef class VirtualRange:
     cdef atomic[uint64_t] word
-    cdef unsigned long claimant
+    cdef atomic[unsigned long] claimant
     cdef Parts parts
     cdef Parts retired
-    cdef Parts late             # retired ones that could not be returned without a claim; touched under the GIL only
+    cdef Parts late             # retired ones that could not be returned without a claim; touched with the range locked
     cdef bint _counted
     cdef void _count(self) noexcept nogil
     cdef void _undo(self, Parts* scratch) noexcept nogil

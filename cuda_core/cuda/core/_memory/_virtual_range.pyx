@@ -13,6 +13,7 @@ All functions here run without the GIL and report through :class:`Failure`. The 
 word, which is what keeps two threads from changing the parts at once.
 """
 
+cimport cython
 from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
 from libcpp.memory cimport make_shared
@@ -211,7 +212,8 @@ cdef class VirtualRange:
 
     cdef void gather_late(self) noexcept:
         """Put what is left of earlier attempts back among the retired parts. The caller holds the claim."""
-        move_parts(&self.late, &self.retired)
+        with cython.critical_section(self):  # the end of a loan may be about to put more there
+            move_parts(&self.late, &self.retired)
 
     cdef void _count(self) noexcept nogil:
         """Count the range while it holds anything. An emptied one may live on in a closed buffer."""
