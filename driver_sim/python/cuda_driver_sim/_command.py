@@ -8,10 +8,15 @@ tracebacks and exit codes are what ``python SCRIPT`` and ``python -m MODULE`` gi
 from __future__ import annotations
 
 import atexit
+import builtins
+import io
 import os
+import pkgutil
 import runpy
 import sys
-from typing import NoReturn
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from . import _control
 from ._library import activate, put_first_in_library_path
@@ -20,6 +25,8 @@ from ._real import VARIABLE, real_driver
 USAGE = """\
 usage: python -m cuda_driver_sim [--real] SCRIPT [ARGS]
        python -m cuda_driver_sim [--real] -m MODULE [ARGS]
+       python -m cuda_driver_sim [--real] -c PROGRAM [ARGS]
+       python -m cuda_driver_sim [--real] - [ARGS]
 
 Runs a Python program, and every process it starts, on a simulated CUDA driver. At the end says on
 standard error what driver objects were left live and which driver calls were refused.
@@ -38,8 +45,9 @@ def _restart_with_library_path(real: bool) -> None:
     # The dynamic linker reads LD_LIBRARY_PATH when a process starts. Libraries that look for the
     # driver in other ways than by its loaded name need it in this process, too.
     if put_first_in_library_path(real):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # closed by whoever started this
+                stream.flush()
         os.execv(sys.executable, sys.orig_argv)
 
 
@@ -70,18 +78,65 @@ def _report_at_exit(process: int) -> None:
     # A forked child inherits the exit handler; only the process that was started here reports.
     if os.getpid() != process:
         return
-    if text := report():
+    if sys.stderr is not None and (text := report()):
         print(text, file=sys.stderr, flush=True)
 
 
-def _say_like_python(error: BaseException) -> None:
+def _say_like_python(error: BaseException, hook: Callable[..., Any]) -> None:
     # Without the frames of this file and of runpy, as if the program had been started by itself.
-    own = {__file__, runpy.__file__, "<frozen runpy>"}
+    own = {__file__, os.path.join(os.path.dirname(__file__), "__main__.py"), runpy.__file__, "<frozen runpy>"}
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in own:
         trace = trace.tb_next
     error.__traceback__ = trace
-    sys.excepthook(type(error), error, trace)
+    hook(type(error), error, trace)
+
+
+def _execute(source: bytes | str, name: str) -> None:
+    exec(compile(source, name, "exec", dont_inherit=True), sys.modules["__main__"].__dict__)
+
+
+def _execute_file(path: str) -> None:
+    program = sys.modules["__main__"].__dict__
+    program.update(__file__=path, __cached__=None)
+    with io.open_code(path) as file:
+        compiled = pkgutil.read_code(file)  # type: ignore[attr-defined]
+        if compiled is None:
+            file.seek(0)
+            source = file.read()
+    if compiled is None:
+        _execute(source, path)
+    else:
+        exec(compiled, program)
+
+
+def _run(arguments: list[str]) -> None:
+    """Run the program in a module ``__main__`` that stays, as its threads and exit handlers come later."""
+    # A module of its own, and no longer this one's.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"].__dict__.update(__builtins__=builtins, __loader__=None, __annotations__={})
+    what = arguments[0]
+    if what == "-m":
+        # sys.path[0] is the current folder, as 'python -m cuda_driver_sim' has put it there.
+        sys.argv = ["-m", *arguments[2:]]  # until the module is found
+        runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
+    elif what == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path[0] = ""
+        _execute(arguments[1], "<string>")
+    elif what == "-":
+        sys.argv = arguments
+        sys.path[0] = ""
+        _execute(sys.stdin.buffer.read() if sys.stdin else b"", "<stdin>")
+    else:
+        sys.argv = arguments
+        path = os.path.abspath(what)
+        if pkgutil.get_importer(path) is not None:
+            sys.path[0] = path  # a folder or an archive
+            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        else:
+            sys.path[0] = os.path.dirname(os.path.realpath(what))
+            _execute_file(path)
 
 
 def main() -> NoReturn:
@@ -91,8 +146,12 @@ def main() -> NoReturn:
     if arguments[:1] == ["--real"]:
         real = True
         del arguments[0], sys.argv[1]
-    if not arguments or arguments[0] in ("-h", "--help") or (arguments[0] == "-m" and len(arguments) < 2):
-        wants_help = bool(arguments) and arguments[0] in ("-h", "--help")
+    wants_help = arguments[:1] in (["-h"], ["--help"])
+    incomplete = arguments in (["-m"], ["-c"])
+    unknown = arguments and arguments[0].startswith("-") and arguments[0] not in ("-m", "-c", "-")
+    if wants_help or not arguments or incomplete or unknown:
+        if unknown and not wants_help:
+            print(f"cuda_driver_sim: there is no option {arguments[0]}", file=sys.stderr)
         print(USAGE, end="", file=sys.stdout if wants_help else sys.stderr)
         sys.exit(0 if wants_help else 2)
     try:
@@ -102,27 +161,25 @@ def main() -> NoReturn:
         activate(real=real)
     except RuntimeError as error:
         sys.exit(f"cuda_driver_sim: {error}")
+    if arguments[0] not in ("-m", "-c", "-") and not os.path.exists(arguments[0]):
+        path = os.path.abspath(arguments[0])
+        print(
+            f"{sys.executable}: can't open file {path!r}: [Errno 2] No such file or directory",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     # Exit handlers run last in, first out: this one after those of the program.
     atexit.register(_report_at_exit, os.getpid())
-    is_module = arguments[0] == "-m"
-    if is_module:
-        # sys.path[0] is the current folder, as 'python -m cuda_driver_sim' has put it there.
-        sys.argv = arguments[1:]
-    else:
-        sys.argv = arguments
-        if not os.path.exists(arguments[0]):
-            print(f"{sys.executable}: can't open file {os.path.abspath(arguments[0])!r}", file=sys.stderr)
-            sys.exit(2)
-        if os.path.isfile(arguments[0]):
-            sys.path[0] = os.path.dirname(os.path.realpath(arguments[0]))
-        else:
-            del sys.path[0]  # run_path puts a folder or an archive itself there
     try:
-        if is_module:
-            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(arguments[0], run_name="__main__")
-    except Exception as error:
-        _say_like_python(error)
+        _run(arguments)
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        # Python ends by the signal, behind all exit handlers, if nothing else than this comes out at the top.
+        hook = sys.excepthook
+        sys.excepthook = lambda kind, error, trace: _say_like_python(error, hook)
+        raise
+    except BaseException as error:
+        _say_like_python(error, sys.excepthook)
         sys.exit(1)
     sys.exit(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import overload
@@ -43,6 +44,16 @@ class Calls(tuple[Call, ...]):
         self = super().__new__(cls, calls)
         self.total = total
         return self
+
+
+_MOST = (1 << 64) - 1
+
+
+def _whole(what: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an integer, not {value!r}") from None
 
 
 def _text(function: str) -> list[str]:
@@ -193,12 +204,15 @@ def fail(
 
     Raises
     ------
+    TypeError
+        If `name` or `result` is no text, or `nth` no integer.
     ValueError
-        If there is no such function or result, or `nth` is less than 1.
+        If there is no such function or result, or `nth` is less than 1 or too large to count to.
 
     Notes
     -----
-    It counts for the whole process, for all threads. Several can be armed at once.
+    It counts for the whole process, for all threads. Several can be armed at once: a call that one answers is
+    not counted by those that were armed after it. `reset` disarms all, and forgets how often they fired.
 
     Examples
     --------
@@ -208,7 +222,11 @@ def fail(
     0
     """
     library = loaded_library()
-    if nth < 1:
+    for what, value in (("name", name), ("result", result)):
+        if not isinstance(value, str):
+            raise TypeError(f"{what} must be a str, not {value!r}")
+    nth = _whole("nth", nth)
+    if not 1 <= nth <= _MOST:
         raise ValueError(f"nth counts from 1, not {nth}")
     number = _results().get(result)
     if number is None or number == 0:
@@ -216,7 +234,8 @@ def fail(
     arm = library.cudaDriverSimFail
     arm.restype = ctypes.c_int
     arm.argtypes = [ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_int]
-    identity = arm(name.encode(), nth, number, int(sticky))
+    # A text with a zero in it would be cut off there.
+    identity = arm(name.encode(), nth, number, int(sticky)) if "\0" not in name else -1
     if identity < 0:
         raise ValueError(f"{name!r} is not a function of the simulated driver")
     failure = Failure(identity)
@@ -289,6 +308,10 @@ def _holding_library() -> ctypes.CDLL:
     return loaded_library()
 
 
+# What a handle is answered with that names no stream, or a destroyed one.
+_NO_STREAM = ("CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_NOT_INITIALIZED")
+
+
 @overload
 def run(stream: None = None) -> None: ...
 @overload
@@ -299,22 +322,30 @@ def run(stream: int | None = None) -> None:
     Parameters
     ----------
     stream
-        The handle of a stream: its work, and what that depends on, runs. None: all work.
+        The handle of a stream: its work, and what that depends on, runs. 0 is the legacy default stream.
+        None: all work.
 
     Raises
     ------
     ValueError
         If there is no such stream.
     RuntimeError
-        In front of the real driver.
+        In front of the real driver. If the driver refuses to use the stream: no context is current on this
+        thread, its context has a fault, or this thread is the one that runs host functions.
 
     Notes
     -----
-    It returns when the work has run, host functions included.
+    It returns when the work has run, host functions included. In the child of a fork nothing is queued.
     """
     function = _holding_library().cudaDriverSimRun
     function.argtypes = [ctypes.c_void_p]
-    if function(None if stream is None else int(stream)):
+    number = None if stream is None else int(stream) or 1  # null is all work to the library
+    if number is not None and not 0 < number <= _MOST:
+        raise ValueError(f"{stream!r} is not the handle of a live stream")
+    if result := function(number):
+        name = {value: key for key, value in _results().items()}.get(result, str(result))
+        if number in (1, 2) or name not in _NO_STREAM:
+            raise RuntimeError(f"the work of stream {stream!r} cannot be run: {name}")
         raise ValueError(f"{stream!r} is not the handle of a live stream")
 
 
@@ -349,6 +380,9 @@ def hold() -> Iterator[None]:
         library.cudaDriverSimHold(0)
 
 
+_seeds: list[int] = []  # of the blocks that are open
+
+
 @contextlib.contextmanager
 def interleave(seed: int) -> Iterator[None]:
     """Let held work of several streams run in a pseudo-random order.
@@ -361,23 +395,34 @@ def interleave(seed: int) -> Iterator[None]:
 
     Raises
     ------
+    TypeError, ValueError
+        If `seed` is no integer of at most 64 bits.
     RuntimeError
         In front of the real driver.
 
     Notes
     -----
-    Work of other streams may then run while something waits for one stream, as on a real device.
+    It counts for the whole process. Nested, the inner seed counts, and afterwards the outer one from its
+    beginning. Work of other streams may then run while something waits for one stream, as on a real device.
     """
+    seed = _whole("seed", seed)
+    if not -(1 << 63) <= seed <= _MOST:
+        raise ValueError(f"seed must have at most 64 bits, not {seed}")
     function = _holding_library().cudaDriverSimInterleave
     function.argtypes = [ctypes.c_int, ctypes.c_ulonglong]
+    _seeds.append(seed)
     function(1, seed)
     try:
         yield
     finally:
-        function(0, 0)
+        _seeds.remove(seed)
+        function(int(bool(_seeds)), _seeds[-1] if _seeds else 0)
 
 
 def _time(function: str, rounds: int, size: int) -> float:
+    for what, value in (("rounds", rounds), ("size", size)):
+        if not 1 <= _whole(what, value) <= _MOST:
+            raise ValueError(f"{what} must be at least 1, not {value}")
     call = getattr(loaded_library(), function)
     call.restype = ctypes.c_double
     call.argtypes = [ctypes.c_ulonglong, ctypes.c_size_t]
@@ -404,6 +449,8 @@ def time_pool_pair(rounds: int = 1_000_000, size: int = 4096) -> float:
 
     Raises
     ------
+    TypeError, ValueError
+        If `rounds` or `size` is no integer, or less than 1.
     RuntimeError
         If a call is refused, for instance as no context is current.
     """

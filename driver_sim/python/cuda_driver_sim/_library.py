@@ -112,7 +112,8 @@ def activate(*, real: bool | None = None) -> None:
     ------
     RuntimeError
         If a ``libcuda.so.1`` that is not the wanted one is already loaded in this process: a loaded
-        library cannot be replaced. If the real driver is wanted and cannot be found or loaded.
+        library cannot be replaced. If the real driver is wanted and cannot be found or loaded. If the package
+        is installed in a folder with a colon or semicolon in its name.
 
     Notes
     -----
@@ -149,18 +150,22 @@ def activate(*, real: bool | None = None) -> None:
         os.environ[VARIABLE] = real_driver()
     else:
         os.environ.pop(VARIABLE, None)
+    put_first_in_library_path(real)
     path = _path(real)
     if library is None:
         library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     if trouble := _text(library, "cudaDriverSimOpenReal"):
         raise RuntimeError(f"the real driver cannot be loaded: {trouble}")
     _loaded = library
-    put_first_in_library_path(real)
 
 
 def put_first_in_library_path(real: bool) -> bool:
     """Let child processes find the library; return whether anything changed."""
     folder, other = os.path.dirname(_path(real)), os.path.dirname(_path(not real))
+    if ":" in folder or ";" in folder:  # both divide that list, and nothing quotes them
+        raise RuntimeError(
+            f"the driver cannot be found by child processes: LD_LIBRARY_PATH cannot name {folder!r}"
+        )
     before = os.environ.get("LD_LIBRARY_PATH", "")
     folders = [f for f in before.split(os.pathsep) if f and f not in (folder, other)]
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([folder, *folders])
