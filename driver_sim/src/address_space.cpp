@@ -17,11 +17,18 @@ bool AddressSpace::open(std::size_t bytes, std::size_t granularity) {
     void *p = mmap(nullptr, bytes + granularity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return false;
+    set_aside_ = p;
     granularity_ = granularity;
     start_ = cursor_ = round_up(std::uintptr_t(p), granularity);
     end_ = start_ + bytes;
     free_[start_] = end_;
     return true;
+}
+
+void AddressSpace::close() {
+    if (set_aside_)
+        munmap(set_aside_, end_ - start_ + granularity_);
+    *this = AddressSpace();
 }
 
 std::uintptr_t AddressSpace::take(std::size_t bytes, std::size_t alignment) {
@@ -64,6 +71,7 @@ bool AddressSpace::take_at(std::uintptr_t address, std::size_t bytes) {
 
 void AddressSpace::take_from(std::map<std::uintptr_t, std::uintptr_t>::iterator range, std::uintptr_t address,
                              std::size_t bytes) {
+    taken_ += bytes;
     std::uintptr_t end = range->second;
     if (range->first == address)
         free_.erase(range);
@@ -75,6 +83,7 @@ void AddressSpace::take_from(std::map<std::uintptr_t, std::uintptr_t>::iterator 
 
 void AddressSpace::give_back(std::uintptr_t address, std::size_t bytes) {
     bytes = round_up(bytes, granularity_);
+    taken_ -= bytes;
     std::uintptr_t end = address + bytes;
     auto next = free_.lower_bound(address);
     if (next != free_.end() && next->first == end) {
@@ -91,9 +100,20 @@ void AddressSpace::give_back(std::uintptr_t address, std::size_t bytes) {
     free_[address] = end;
 }
 
-void AddressSpace::withdraw(std::uintptr_t address, std::size_t bytes) {
-    mmap(reinterpret_cast<void *>(address), bytes, PROT_NONE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+bool AddressSpace::withdraw(std::uintptr_t address, std::size_t bytes) {
+    void *pages = reinterpret_cast<void *>(address);
+    if (mmap(pages, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED)
+        return true;
+    // A process with too many mappings gets no other, not even in the place of one. What need not be divided can
+    // still be closed.
+    return mprotect(pages, bytes, PROT_NONE) == 0 && madvise(pages, bytes, MADV_DONTNEED) == 0;
+}
+
+void AddressSpace::end(std::uintptr_t address, std::size_t bytes) {
+    if (withdraw(address, bytes))
+        give_back(address, bytes);
+    else
+        madvise(reinterpret_cast<void *>(address), bytes, MADV_DONTNEED);
 }
 
 }  // namespace sim

@@ -98,6 +98,8 @@ bool BlockAllocator::open(std::uint32_t units) {
 void BlockAllocator::close() {
     munmap(block_at_, units_ * sizeof *block_at_);
     beginnings_.close();
+    std::vector<Block>().swap(blocks_);  // the pool itself is kept for a while
+    std::vector<std::uint32_t>().swap(unused_);
 }
 
 // Sizes below `steps` have a bin each; above, each power of two is divided into `steps` bins.

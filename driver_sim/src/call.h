@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <new>
+#include <system_error>
 
 #define SIM_EXPORT __attribute__((visibility("default")))
 
@@ -60,6 +61,10 @@ CUresult answer(Function &function, Needs needs, Body &&body, Real &&onward) {
             result = body();
         } catch (const std::bad_alloc &) {
             result = CUDA_ERROR_OUT_OF_MEMORY;
+        } catch (const std::system_error &) {  // a thread that could not be started
+            result = CUDA_ERROR_OPERATING_SYSTEM;
+        } catch (CUresult refused) {
+            result = refused;
         }
     }
     if (result != CUDA_SUCCESS || logging.load(std::memory_order_relaxed))

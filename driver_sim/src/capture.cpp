@@ -76,6 +76,19 @@ bool joined(const Capture &capture) {
 
 }  // namespace
 
+// What a capture has made and nobody was given.
+Capture::~Capture() {
+    if (graph)
+        destroy_graph(graph.release());
+}
+
+std::vector<Graph *> graphs_in_captures() {
+    std::vector<Graph *> list;
+    for (auto &capture : captures())
+        list.push_back(capture->graph.get());
+    return list;
+}
+
 CUresult check_capture_allows() {
     CUresult result = CUDA_SUCCESS;
     if (captures().empty() || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)

@@ -2,13 +2,41 @@
 // Primary contexts, contexts made by the program, and the current context of each thread.
 #include "graph.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 
 namespace sim {
 
 namespace {
 
-thread_local std::vector<Context *> current_stack;
+// The contexts that a thread has pushed. Only the end of the thread ends them: a program may call the driver from
+// the destructors of its own static objects, behind those of all thread-local ones.
+thread_local std::vector<Context *> *pushed = nullptr;
+
+pthread_key_t key_of_ends() {
+    static const pthread_key_t key = [] {
+        pthread_key_t made;
+        if (pthread_key_create(&made, [](void *stack) {
+                delete static_cast<std::vector<Context *> *>(stack);
+                pushed = nullptr;
+            }))
+            throw std::bad_alloc();
+        return made;
+    }();
+    return key;
+}
+
+std::vector<Context *> &current_stack() {
+    if (!pushed) {
+        auto made = std::make_unique<std::vector<Context *>>();
+        if (pthread_setspecific(key_of_ends(), made.get()))
+            throw std::bad_alloc();
+        pushed = made.release();
+    }
+    return *pushed;
+}
+
 std::atomic<std::uint64_t> threads_seen{0};
 
 Context *make_context(Device &device, unsigned flags, bool primary) {
@@ -23,7 +51,7 @@ Context *make_context(Device &device, unsigned flags, bool primary) {
 }
 
 // Streams, events, plain and host memory end with their context; virtual memory and pools do not.
-void end_context(Context &context) {
+void end_context(Lock &lock, Context &context) {
     Driver &d = driver();
     forget_work(context);
     d.recent_stream = nullptr;
@@ -38,7 +66,7 @@ void end_context(Context &context) {
     }
     for (auto it = d.events.begin(); it != d.events.end();) {
         if ((*it)->context == &context) {
-            retire(*it);
+            retire_event(*it);
             it = d.events.erase(it);
         } else {
             ++it;
@@ -48,14 +76,17 @@ void end_context(Context &context) {
     if (context.legacy)
         retire(context.legacy);
     context.legacy = nullptr;
-    for (auto &entry : context.per_thread)
+    for (auto &entry : context.per_thread) {
+        end_capture_of(*entry.second);
         retire(entry.second);
+    }
     context.per_thread.clear();
     for (Context *other : d.contexts)
         other->peers.erase(&context);
     context.alive = false;
     if (context.device->primary == &context)
         context.device->primary = nullptr;
+    go_on(lock);  // what other contexts have waited for is over
 }
 
 CUresult known(CUcontext handle, Context *&context) {
@@ -72,7 +103,7 @@ CUresult named_or_current(CUcontext handle, Context *&context) {
 
 }  // namespace
 
-Context *current_context() { return current_stack.empty() ? nullptr : current_stack.back(); }
+Context *current_context() { return pushed && !pushed->empty() ? pushed->back() : nullptr; }
 
 CUresult usable_context(Context *&context) {
     context = current_context();
@@ -116,7 +147,7 @@ DRIVER_CALL("cuDevicePrimaryCtxRelease", cuDevicePrimaryCtxRelease_v2, 11000, (C
     if (device->retained == 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (--device->retained == 0 && device->primary)
-        end_context(*device->primary);
+        end_context(lock, *device->primary);
     return CUDA_SUCCESS;
 }
 
@@ -127,7 +158,7 @@ DRIVER_CALL("cuDevicePrimaryCtxReset", cuDevicePrimaryCtxReset_v2, 11000, (CUdev
     if (!device)
         return CUDA_ERROR_INVALID_DEVICE;
     if (device->primary)
-        end_context(*device->primary);
+        end_context(lock, *device->primary);
     device->retained = 0;
     return CUDA_SUCCESS;
 }
@@ -175,7 +206,7 @@ DRIVER_CALL("cuCtxCreate", cuCtxCreate_v4, 12050,
     if (ctxCreateParams && (ctxCreateParams->numExecAffinityParams || ctxCreateParams->cigParams))
         return CUDA_ERROR_NOT_SUPPORTED;
     Context *context = make_context(*device, flags, false);
-    current_stack.push_back(context);
+    current_stack().push_back(context);
     *pctx = reinterpret_cast<CUcontext>(context);
     return CUDA_SUCCESS;
 }
@@ -189,9 +220,11 @@ DRIVER_CALL("cuCtxDestroy", cuCtxDestroy_v2, 4000, (CUcontext ctx), (ctx)) {
     if (context->is_primary)
         return CUDA_ERROR_INVALID_CONTEXT;
     wait_for_context(lock, *context);
-    end_context(*context);
+    if (!context->alive)  // another thread was first
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    end_context(lock, *context);
     if (current_context() == context)
-        current_stack.pop_back();
+        current_stack().pop_back();
     return CUDA_SUCCESS;
 }
 
@@ -200,33 +233,33 @@ DRIVER_CALL("cuCtxPushCurrent", cuCtxPushCurrent_v2, 4000, (CUcontext ctx), (ctx
     Context *context;
     if (CUresult bad = known(ctx, context))
         return bad;
-    current_stack.push_back(context);
+    current_stack().push_back(context);
     return CUDA_SUCCESS;
 }
 
 DRIVER_CALL("cuCtxPopCurrent", cuCtxPopCurrent_v2, 4000, (CUcontext * pctx), (pctx)) {
-    if (current_stack.empty())
+    if (current_stack().empty())
         return CUDA_ERROR_INVALID_CONTEXT;
     if (pctx)
-        *pctx = reinterpret_cast<CUcontext>(current_stack.back());
-    current_stack.pop_back();
+        *pctx = reinterpret_cast<CUcontext>(current_stack().back());
+    current_stack().pop_back();
     return CUDA_SUCCESS;
 }
 
 DRIVER_CALL("cuCtxSetCurrent", cuCtxSetCurrent, 4000, (CUcontext ctx), (ctx)) {
     Lock lock(driver().mutex);
     if (!ctx) {
-        if (!current_stack.empty())
-            current_stack.pop_back();
+        if (!current_stack().empty())
+            current_stack().pop_back();
         return CUDA_SUCCESS;
     }
     Context *context;
     if (CUresult bad = known(ctx, context))
         return bad;
-    if (current_stack.empty())
-        current_stack.push_back(context);
+    if (current_stack().empty())
+        current_stack().push_back(context);
     else
-        current_stack.back() = context;
+        current_stack().back() = context;
     return CUDA_SUCCESS;
 }
 

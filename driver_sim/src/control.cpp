@@ -158,21 +158,28 @@ extern "C" SIM_EXPORT void cudaDriverSimHold(int hold) {
     if (auto *real = of_real(&cudaDriverSimHold, "cudaDriverSimHold"))
         return real(hold);
     Lock lock(driver().mutex);
-    hold_work(lock, hold != 0);
+    if (!forked())  // in a child the queued work is the parent's
+        hold_work(lock, hold != 0);
 }
 
 extern "C" SIM_EXPORT int cudaDriverSimRun(void *stream) {
     if (auto *real = of_real(&cudaDriverSimRun, "cudaDriverSimRun"))
         return real(stream);
     Lock lock(driver().mutex);
-    if (!stream) {
-        run_everything(lock);
-        return CUDA_SUCCESS;
+    if (forked())  // where nothing is queued
+        return stream ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
+    try {
+        Stream *s;
+        if (!stream) {
+            run_everything(lock);
+        } else if (CUresult bad = resolve_stream(static_cast<CUstream>(stream), s)) {
+            return bad;
+        } else {
+            wait_for_stream(lock, *s);
+        }
+    } catch (CUresult refused) {  // a wait on the thread of host functions
+        return refused;
     }
-    Stream *s;
-    if (CUresult bad = resolve_stream(static_cast<CUstream>(stream), s))
-        return bad;
-    wait_for_stream(lock, *s);
     return CUDA_SUCCESS;
 }
 

@@ -54,7 +54,7 @@ size_t cudaDriverSimLog(char *out, size_t capacity);
 int cudaDriverSimCanHold(void);
 /* Holds work on streams back until something waits for it. Calls nest; the last release runs it. */
 void cudaDriverSimHold(int hold);
-/* Runs the held work of a stream and what it depends on, or with null all of it. */
+/* Runs the held work of a stream and what it depends on, or with null all of it. Returns a CUresult. */
 int cudaDriverSimRun(void *stream);
 /* Whether held work runs in an order picked pseudo-randomly among the streams that may go on. */
 void cudaDriverSimInterleave(int on, unsigned long long seed);

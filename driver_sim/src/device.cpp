@@ -159,8 +159,7 @@ DRIVER_CALL("cuDeviceGetName", cuDeviceGetName, 2000, (char *name, int len, CUde
         return CUDA_ERROR_INVALID_VALUE;
     if (!driver().device(dev))
         return CUDA_ERROR_INVALID_DEVICE;
-    std::strncpy(name, "NVIDIA H200 (simulated)", std::size_t(len) - 1);
-    name[len - 1] = 0;
+    std::snprintf(name, std::size_t(len), "NVIDIA H200 (simulated)");  // writes no more than the name needs
     return CUDA_SUCCESS;
 }
 

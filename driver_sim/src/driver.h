@@ -289,8 +289,11 @@ void wait_for_context(Lock &lock, Context &context);
 bool blocking_streams_idle(Context &context);
 bool work_is_queued();  // whether what is submitted now may run later
 void forget_work(Context &context);  // of a context that ends
+void go_on(Lock &lock);              // with what may have become free to run
 void run_everything(Lock &lock);
 void hold_work(Lock &lock, bool hold);
+// The thread that calls them is started before anything is queued for it; throws std::system_error.
+void start_host_thread();
 void call_on_host_thread(std::function<CUresult()> call);
 std::size_t pick(std::size_t count);  // 0, or any number below `count` while work is interleaved
 void interleave_work(bool on, std::uint64_t seed);
@@ -315,6 +318,7 @@ CUresult capture_wait(Stream &stream, Event &event);
 
 // --- events (event.cpp) ---
 
+void retire_event(Event *event);
 CUresult bad_event(const Event *event);  // what a handle that names no event is answered with
 
 // --- events of several processes (event_sharing.cpp) ---
@@ -346,6 +350,7 @@ enum class Use { Write, CopyRead, CopyWrite, DeviceRead, DeviceWrite };
 
 Place place_of(Address address);
 bool in_our_space(Address address);
+bool our_space_in(Address address, std::size_t bytes);  // whether the range has any of it
 // Whether work of `context` may use the bytes; pageable host memory is fine for copies only.
 CUresult check_use(Address address, std::size_t bytes, Context &context, Use use, bool captured = false);
 // Whether the bytes are still there, and accessible, when the work of `context` that uses them runs.

@@ -51,6 +51,13 @@ CUresult record(CUevent handle, CUstream stream_handle, unsigned flags) {
 
 }  // namespace
 
+// A destroyed event is kept for a while, but not the descriptor and the page that other processes know it by.
+void retire_event(Event *event) {
+    event->shared.reset();
+    event->recorded.reset();
+    retire(event);
+}
+
 CUresult bad_event(const Event *event) {
     return was_destroyed(event) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_HANDLE;
 }
@@ -85,7 +92,7 @@ DRIVER_CALL("cuEventDestroy", cuEventDestroy_v2, 4000, (CUevent hEvent), (hEvent
     auto *event = reinterpret_cast<Event *>(hEvent);
     if (!d.events.erase(event))
         return bad_event(event);
-    retire(event);
+    retire_event(event);
     return CUDA_SUCCESS;
 }
 
@@ -121,10 +128,11 @@ DRIVER_CALL("cuEventSynchronize", cuEventSynchronize, 2000, (CUevent hEvent), (h
     if (CUresult bad = check_wait(*event))
         return bad;
     Context *context = event->context;
+    std::shared_ptr<SharedEventPage> shared = event->shared;
     if (std::shared_ptr<Marker> marker = event->recorded)
         wait_for_marker(lock, marker);
-    if (event->shared)
-        wait_for_shared(lock, event->shared);
+    if (shared)
+        wait_for_shared(lock, shared);
     synchronised();
     return context->fault;
 }

@@ -13,6 +13,16 @@ Graph *graph_of(CUgraph handle) {
     return driver().graphs.count(graph) ? graph : nullptr;
 }
 
+// The graph of a running capture, too: it may be looked at and given user objects, not destroyed or instantiated.
+Graph *graph_or_capture_of(CUgraph handle) {
+    if (Graph *graph = graph_of(handle))
+        return graph;
+    for (Graph *graph : graphs_in_captures())
+        if (graph == reinterpret_cast<Graph *>(handle))
+            return graph;
+    return nullptr;
+}
+
 ExecutableGraph *executable_of(CUgraphExec handle) {
     auto *graph = reinterpret_cast<ExecutableGraph *>(handle);
     return driver().executable_graphs.count(graph) ? graph : nullptr;
@@ -122,7 +132,9 @@ CUresult give_list(const std::vector<Node *> &list, CUgraphNode *nodes, size_t *
 }
 
 Node *node_of(CUgraphNode handle) {
-    for (Graph *graph : driver().graphs)
+    std::vector<Graph *> graphs = graphs_in_captures();
+    graphs.insert(graphs.end(), driver().graphs.begin(), driver().graphs.end());
+    for (Graph *graph : graphs)
         for (auto &node : graph->nodes)
             if (node.get() == reinterpret_cast<Node *>(handle))
                 return node.get();
@@ -181,7 +193,7 @@ DRIVER_CALL("cuGraphDestroy", cuGraphDestroy, 10000, (CUgraph hGraph), (hGraph))
 DRIVER_CALL("cuGraphGetNodes", cuGraphGetNodes, 10000, (CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes),
             (hGraph, nodes, numNodes)) {
     Lock lock(driver().mutex);
-    Graph *graph = graph_of(hGraph);
+    Graph *graph = graph_or_capture_of(hGraph);
     if (!graph)
         return CUDA_ERROR_INVALID_VALUE;
     std::vector<Node *> list;
@@ -193,7 +205,7 @@ DRIVER_CALL("cuGraphGetNodes", cuGraphGetNodes, 10000, (CUgraph hGraph, CUgraphN
 DRIVER_CALL("cuGraphGetRootNodes", cuGraphGetRootNodes, 10000,
             (CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes), (hGraph, rootNodes, numRootNodes)) {
     Lock lock(driver().mutex);
-    Graph *graph = graph_of(hGraph);
+    Graph *graph = graph_or_capture_of(hGraph);
     if (!graph)
         return CUDA_ERROR_INVALID_VALUE;
     std::vector<Node *> list;
@@ -303,6 +315,7 @@ DRIVER_CALL("cuUserObjectCreate", cuUserObjectCreate, 11030,
     if (!object_out || !destroy || initialRefcount == 0 || initialRefcount > INT32_MAX ||
         flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
         return CUDA_ERROR_INVALID_VALUE;
+    start_host_thread();  // which destroys it
     auto *object = new UserObject{ptr, destroy, initialRefcount};
     driver().user_objects.insert(object);
     *object_out = reinterpret_cast<CUuserObject>(object);
@@ -333,7 +346,7 @@ DRIVER_CALL("cuGraphRetainUserObject", cuGraphRetainUserObject, 11030,
             (CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags),
             (graph, object, count, flags)) {
     Lock lock(driver().mutex);
-    Graph *g = graph_of(graph);
+    Graph *g = graph_or_capture_of(graph);
     auto *o = reinterpret_cast<UserObject *>(object);
     if (!g || !driver().user_objects.count(o) || count == 0 || count > INT32_MAX ||
         (flags & ~unsigned(CU_GRAPH_USER_OBJECT_MOVE)))
@@ -347,7 +360,7 @@ DRIVER_CALL("cuGraphRetainUserObject", cuGraphRetainUserObject, 11030,
 DRIVER_CALL("cuGraphReleaseUserObject", cuGraphReleaseUserObject, 11030,
             (CUgraph graph, CUuserObject object, unsigned int count), (graph, object, count)) {
     Lock lock(driver().mutex);
-    Graph *g = graph_of(graph);
+    Graph *g = graph_or_capture_of(graph);
     auto *o = reinterpret_cast<UserObject *>(object);
     if (!g || !g->user_objects.count(o) || count == 0 || count > g->user_objects[o])
         return CUDA_ERROR_INVALID_VALUE;

@@ -72,12 +72,14 @@ struct Capture {
     bool invalid = false;
     std::unique_ptr<Graph> graph;
     std::map<Stream *, std::vector<Node *>> last;  // by stream: what the next node comes behind
+    ~Capture();
 };
 
 // --- capture.cpp ---
 
 Node *capture_node(Stream &stream, CUgraphNodeType type);
 void end_capture_of(Stream &stream);  // the stream goes away
+std::vector<Graph *> graphs_in_captures();
 
 // --- graph_memory.cpp ---
 

@@ -37,8 +37,7 @@ void set_high(Device &device) {
 GraphMemory::~GraphMemory() {
     Driver &d = driver();
     for (auto &block : blocks) {
-        AddressSpace::withdraw(block->base, in_pages(block->bytes));
-        d.plain_space.give_back(block->base, in_pages(block->bytes));
+        d.plain_space.end(block->base, in_pages(block->bytes));
         d.graph_blocks.erase(block->base);
     }
     if (device) {
@@ -142,8 +141,13 @@ CUresult prepare_memory(GraphMemory &memory) {
     Device &device = *memory.device;
     std::size_t idle_used = std::min(device.graph_idle_used, used);
     std::size_t idle_reserved = std::min(device.graph_idle_reserved, reserved);
-    if (!device.take(reserved - idle_reserved))
+    if (reserved - idle_reserved > device.total - device.used)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    // Opened for good, also when a later one cannot be: the process may be out of mappings.
+    for (auto &block : memory.blocks)
+        if (mprotect(reinterpret_cast<void *>(block->base), in_pages(block->bytes), PROT_READ | PROT_WRITE) != 0)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    device.used += reserved - idle_reserved;
     device.graph_idle_used -= idle_used;
     device.graph_idle_reserved -= idle_reserved;
     device.graph_used += used - idle_used;
@@ -151,8 +155,6 @@ CUresult prepare_memory(GraphMemory &memory) {
     memory.used = used;
     memory.reserved = reserved;
     set_high(device);
-    for (auto &block : memory.blocks)
-        mprotect(reinterpret_cast<void *>(block->base), in_pages(block->bytes), PROT_READ | PROT_WRITE);
     return CUDA_SUCCESS;
 }
 

@@ -2,6 +2,8 @@
 // Pinned host memory, and host memory of the program that is registered.
 #include "driver.h"
 
+#include <sys/mman.h>
+
 namespace sim {
 
 namespace {
@@ -35,6 +37,15 @@ bool open_to_device(const Place &place) {
     return place.mapping && context && place.mapping->rights.device[context->device->ordinal];
 }
 
+// Whether the process has all the pages, and none of them is an address that the driver gives out.
+bool can_be_registered(Address base, std::size_t bytes) {
+    Address end;
+    if (__builtin_add_overflow(base, bytes, &end) || our_space_in(base, bytes))
+        return false;
+    Address first = base / page_size * page_size;
+    return msync(reinterpret_cast<void *>(first), end - first, MS_ASYNC) == 0;  // writes nothing, looks at all
+}
+
 bool is_host(const Place &place) { return place.kind == PlaceKind::Host || place.kind == PlaceKind::Registered; }
 
 }  // namespace
@@ -62,9 +73,10 @@ DRIVER_CALL("cuMemFreeHost", cuMemFreeHost, 2000, (void *p), (p)) {
     auto found = d.allocations.find(Address(p));
     if (found == d.allocations.end() || found->second.kind != MemoryKind::Host)
         return CUDA_ERROR_INVALID_VALUE;
+    std::uint64_t id = found->second.id;
     wait_for_context(lock, *found->second.context);
     found = d.allocations.find(Address(p));
-    if (found == d.allocations.end())
+    if (found == d.allocations.end() || found->second.id != id)
         return CUDA_ERROR_INVALID_VALUE;
     end_memory(found);
     return CUDA_SUCCESS;
@@ -109,13 +121,15 @@ DRIVER_CALL("cuMemHostRegister", cuMemHostRegister_v2, 6050, (void *p, size_t by
     if (!p || bytesize == 0 || (Flags & ~known_flags) || in_our_space(base))
         return CUDA_ERROR_INVALID_VALUE;
     auto next = d.allocations.lower_bound(base);
-    if (next != d.allocations.end() && next->first < base + bytesize)
+    if (next != d.allocations.end() && next->first - base < bytesize)
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     if (next != d.allocations.begin()) {
         auto before = std::prev(next);
         if (before->second.base + before->second.size > base)
             return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     }
+    if (!can_be_registered(base, bytesize))
+        return CUDA_ERROR_INVALID_VALUE;
     Allocation &allocation = d.allocations[base];
     allocation.kind = MemoryKind::RegisteredHost;
     allocation.base = base;
@@ -143,7 +157,7 @@ DRIVER_CALL("cuMemHostUnregister", cuMemHostUnregister, 4000, (void *p), (p)) {
         return CUDA_ERROR_INVALID_VALUE;
     wait_for_context(lock, *context);
     auto found = d.allocations.find(Address(p));
-    if (found == d.allocations.end())
+    if (found == d.allocations.end() || found->second.id != place.id)
         return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     end_memory(found);
     return CUDA_SUCCESS;

@@ -4,6 +4,8 @@
 
 #include <pthread.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -16,60 +18,99 @@ Driver *const the_driver = new Driver;
 namespace {
 
 bool forked_after_init = false;
-bool opened = false;
+bool opened = false, failed = false;
 
 constexpr std::size_t default_memory = std::size_t(8) << 30;
 constexpr std::size_t most_addresses = std::size_t(1) << 45, least_addresses = std::size_t(1) << 36;
+constexpr std::size_t most_memory = std::size_t(1) << 44;
 
-// "8589934592", "8GiB" or "512MiB"; 0 when it is none of these.
-std::size_t parse_bytes(const char *text) {
+// What a variable of the environment says; an empty one says nothing.
+const char *setting(const char *variable) {
+    const char *text = std::getenv(variable);
+    return text && *text ? text : nullptr;
+}
+
+bool read_number(const char *&text, std::size_t &number) {
+    if (*text < '0' || *text > '9')
+        return false;
     char *end = nullptr;
-    unsigned long long number = std::strtoull(text, &end, 10);
-    if (end == text)
-        return 0;
+    errno = 0;
+    number = std::strtoull(text, &end, 10);
+    text = end;
+    return errno == 0;
+}
+
+bool refuse(const char *variable, const char *text, const char *wanted) {
+    std::fprintf(stderr, "cuda_driver_sim: %s is '%s', and must be %s: cuInit answers CUDA_ERROR_UNKNOWN\n", variable,
+                 text, wanted);
+    return false;
+}
+
+// "8589934592", "8GiB" or "512MiB".
+bool read_bytes(const char *variable, std::size_t &bytes) {
+    bytes = default_memory;
+    const char *text = setting(variable), *rest = text;
+    if (!text)
+        return true;
     static const struct {
         const char *suffix;
         int shift;
     } units[] = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-    for (auto &unit : units)
-        if (std::strcmp(end, unit.suffix) == 0)
-            return std::size_t(number) << unit.shift;
-    return 0;
+    std::size_t number;
+    if (read_number(rest, number))
+        for (auto &unit : units)
+            if (std::strcmp(rest, unit.suffix) == 0 && number <= most_memory >> unit.shift) {
+                bytes = (number << unit.shift) / granule * granule;
+                if (bytes)
+                    return true;
+            }
+    return refuse(variable, text, "a number of bytes, like 8589934592, 512MiB or 4GiB, from 2MiB to 16TiB");
 }
 
-std::size_t bytes_from(const char *variable) {
-    const char *text = std::getenv(variable);
-    return text ? parse_bytes(text) : default_memory;
+bool read_count(const char *variable, std::size_t &count) {
+    count = 2;
+    const char *text = setting(variable), *rest = text;
+    if (!text || (read_number(rest, count) && !*rest && count <= std::size_t(max_devices)))
+        return true;
+    return refuse(variable, text, "a number from 0 to 16");
 }
 
-// As much as the process can have: a limit on addresses or a sanitizer may leave less than usual.
-bool open_space(AddressSpace &space, std::size_t granularity) {
-    for (std::size_t bytes = most_addresses; bytes >= least_addresses; bytes /= 2)
-        if (space.open(bytes, granularity))
-            return true;
+// As much as the process can have, but each its share: a limit on addresses or a sanitizer may leave less than
+// usual. Pools get most where it is little, as each takes twice the memory of its device.
+bool open_spaces(Driver &d) {
+    for (std::size_t pools = most_addresses; pools >= least_addresses; pools /= 2)
+        for (std::size_t others = pools == most_addresses ? pools : pools / 2; others >= pools / 2; others /= 2) {
+            if (d.pool_space.open(pools, granule) && d.virtual_space.open(others, granule) &&
+                d.plain_space.open(others, page_size))
+                return true;
+            d.pool_space.close();
+            d.virtual_space.close();
+            d.plain_space.close();
+        }
+    std::fprintf(stderr, "cuda_driver_sim: the process cannot have %zu GiB of addresses (ulimit -v?): "
+                         "cuInit answers CUDA_ERROR_UNKNOWN\n", 2 * least_addresses >> 30);
     return false;
 }
 
 bool open_driver(Driver &d) {
-    int count = 2;
-    if (const char *text = std::getenv("CUDA_DRIVER_SIM_DEVICES"))
-        count = std::atoi(text);
-    std::size_t memory = bytes_from("CUDA_DRIVER_SIM_MEMORY");
-    std::size_t host_memory = bytes_from("CUDA_DRIVER_SIM_HOST_MEMORY");
-    if (!memory || !host_memory)
+    std::size_t count, memory, host_memory;
+    if (!read_count("CUDA_DRIVER_SIM_DEVICES", count) || !read_bytes("CUDA_DRIVER_SIM_MEMORY", memory) ||
+        !read_bytes("CUDA_DRIVER_SIM_HOST_MEMORY", host_memory))
         return false;
-    if (count < 0 || count > max_devices)
+    if (!chunk_store().open()) {
+        std::fprintf(stderr, "cuda_driver_sim: no file in memory can be made (%s): cuInit answers CUDA_ERROR_UNKNOWN\n",
+                     std::strerror(errno));
         return false;
-    if (!open_space(d.virtual_space, granule) || !open_space(d.plain_space, page_size) ||
-        !open_space(d.pool_space, granule) || !chunk_store().open())
+    }
+    if (!open_spaces(d))
         return false;
-    for (int i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < count; ++i) {
         auto device = std::make_unique<Device>();
-        device->ordinal = i;
-        device->total = memory / granule * granule;
+        device->ordinal = int(i);
+        device->total = memory;
         d.devices.push_back(std::move(device));
     }
-    d.host_total = host_memory / granule * granule;
+    d.host_total = host_memory;
     return true;
 }
 
@@ -98,10 +139,13 @@ DRIVER_CALL_NEEDING(Needs::Nothing, "cuInit", cuInit, 2000, (unsigned int Flags)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (Flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
+    if (failed)  // the reason has been said
+        return CUDA_ERROR_UNKNOWN;
     if (!opened) {
-        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-        if (!open_driver(d))
+        failed = !open_driver(d);
+        if (failed)
             return CUDA_ERROR_UNKNOWN;
+        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
         opened = true;
     }
     if (d.devices.empty())

@@ -2,6 +2,7 @@
 // Managed memory: one address for host and devices. Where the pages are is only remembered.
 #include "pool.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace sim {
@@ -27,7 +28,7 @@ CUresult check_location(const CUmemLocation &location) {
 // The advice that covers the bytes, or null when they are not managed memory.
 Advice *advice_of(CUdeviceptr pointer, std::size_t bytes) {
     Place place = place_of(pointer);
-    if (place.freed || bytes == 0 || pointer + bytes > place.base + place.size)
+    if (place.freed || bytes == 0 || bytes > place.size - (pointer - place.base))
         return nullptr;
     if (place.kind == PlaceKind::Managed)
         return &place.allocation->advice;
@@ -194,6 +195,8 @@ DRIVER_CALL("cuMemRangeGetAttributes", cuMemRangeGetAttributes, 8000,
     Lock lock(driver().mutex);
     Advice *advice = advice_of(devPtr, count);
     if (!data || !dataSizes || !attributes || numAttributes == 0 || !advice)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (std::find(data, data + numAttributes, nullptr) != data + numAttributes)
         return CUDA_ERROR_INVALID_VALUE;
     for (std::size_t i = 0; i < numAttributes; ++i)
         if (CUresult bad = range_attribute(data[i], dataSizes[i], attributes[i], *advice))

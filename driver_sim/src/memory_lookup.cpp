@@ -29,6 +29,12 @@ bool in_our_space(Address address) {
     return d.virtual_space.contains(address) || d.plain_space.contains(address) || d.pool_space.contains(address);
 }
 
+bool our_space_in(Address address, std::size_t bytes) {
+    Driver &d = driver();
+    return d.virtual_space.overlaps(address, bytes) || d.plain_space.overlaps(address, bytes) ||
+           d.pool_space.overlaps(address, bytes);
+}
+
 Place place_of(Address address) {
     Driver &d = driver();
     Place place;

@@ -59,8 +59,7 @@ void end_memory(std::map<Address, Allocation>::iterator it) {
     --d.kinds_live[int(allocation.kind)];
     if (allocation.kind != MemoryKind::RegisteredHost) {
         std::size_t pages = in_pages(allocation.size);
-        AddressSpace::withdraw(allocation.base, pages);
-        d.plain_space.give_back(allocation.base, pages);
+        d.plain_space.end(allocation.base, pages);
         (allocation.kind == MemoryKind::Host ? d.host_used : allocation.device->used) -= pages;
     }
     d.allocations.erase(it);
@@ -113,10 +112,11 @@ DRIVER_CALL("cuMemFree", cuMemFree_v2, 3020, (CUdeviceptr dptr), (dptr)) {
     if (found == d.allocations.end() ||
         (found->second.kind != MemoryKind::Plain && found->second.kind != MemoryKind::Managed))
         return CUDA_ERROR_INVALID_VALUE;
+    std::uint64_t id = found->second.id;
     wait_for_context(lock, *found->second.context);
     // Another thread may have freed it while this one waited.
     found = d.allocations.find(dptr);
-    if (found == d.allocations.end())
+    if (found == d.allocations.end() || found->second.id != id)
         return CUDA_ERROR_INVALID_VALUE;
     end_memory(found);
     return CUDA_SUCCESS;

@@ -142,7 +142,7 @@ DRIVER_CALL("cuPointerGetAttributes", cuPointerGetAttributes, 7000,
     if (numAttributes == 0 || !attributes || !data)
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < numAttributes; ++i)
-        if (attributes[i] == CU_POINTER_ATTRIBUTE_P2P_TOKENS || attributes[i] < CU_POINTER_ATTRIBUTE_CONTEXT ||
+        if (!data[i] || attributes[i] == CU_POINTER_ATTRIBUTE_P2P_TOKENS || attributes[i] < CU_POINTER_ATTRIBUTE_CONTEXT ||
             attributes[i] > CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE)
             return CUDA_ERROR_INVALID_VALUE;
     Place place = place_of(ptr);

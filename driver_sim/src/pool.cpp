@@ -88,8 +88,7 @@ void end_pool(Pool &pool) {
     Driver &d = driver();
     if (!pool.imported)
         trim(pool, 0);
-    AddressSpace::withdraw(pool.base, pool.span);
-    d.pool_space.give_back(pool.base, pool.span);
+    d.pool_space.end(pool.base, pool.span);
     if (pool.descriptor >= 0)
         close(pool.descriptor);
     if (!pool.imported)
@@ -189,10 +188,14 @@ CUresult make_pool(const CUmemPoolProps &properties, Pool *&pool) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     std::size_t total = made->device ? made->device->total : d.host_total;
-    made->most = properties.maxSize;
-    // Twice the memory, as blocks that are still held break up the addresses.
-    made->span = 2 * round_up(made->most ? std::min(made->most, total) : total, pool_chunk);
-    made->base = d.pool_space.take(made->span, pool_chunk);
+    made->most = properties.maxSize < total ? properties.maxSize : 0;
+    // Twice the memory, as blocks that are still held break up the addresses; less where these are scarce.
+    std::size_t memory = round_up(made->most ? made->most : total, pool_chunk);
+    for (std::size_t times : {d.pool_space.half_is_free() ? 2 : 1, 1}) {
+        made->span = std::min(times * memory, most_of_a_pool);
+        if ((made->base = d.pool_space.take(made->span, pool_chunk)))
+            break;
+    }
     if (!made->base)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int flags = MAP_FIXED | MAP_NORESERVE | MAP_PRIVATE | MAP_ANONYMOUS;
@@ -206,8 +209,7 @@ CUresult make_pool(const CUmemPoolProps &properties, Pool *&pool) {
                     made->descriptor, 0) != MAP_FAILED;
     ok = ok && made->blocks.open(std::uint32_t(made->span / pool_unit));
     if (!ok) {
-        AddressSpace::withdraw(made->base, made->span);
-        d.pool_space.give_back(made->base, made->span);
+        d.pool_space.end(made->base, made->span);
         if (made->descriptor >= 0)
             close(made->descriptor);
         return CUDA_ERROR_OUT_OF_MEMORY;

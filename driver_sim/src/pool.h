@@ -9,6 +9,7 @@ namespace sim {
 
 constexpr std::size_t pool_unit = 256;                        // alignment of allocations
 constexpr std::size_t pool_chunk = std::size_t(32) << 20;     // in which a pool takes and returns memory
+constexpr std::size_t most_of_a_pool = (std::size_t(1) << 40) - pool_chunk;  // units are counted in 32 bits
 
 struct Import {  // a pointer of another process
     std::size_t bytes = 0;

@@ -105,7 +105,7 @@ DRIVER_CALL("cuMemPoolImportFromShareableHandle", cuMemPoolImportFromShareableHa
              MAP_SHARED | MAP_FIXED | MAP_NORESERVE, pool->descriptor, 0) == MAP_FAILED) {
         if (pool->descriptor >= 0)
             close(pool->descriptor);
-        d.pool_space.give_back(pool->base, pool->span);
+        d.pool_space.end(pool->base, pool->span);
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     Pool *made = pool.release();

@@ -2,6 +2,8 @@
 // The names of all functions, how often each was called, what was refused, and failures on request.
 #include "registry.h"
 
+#include <pthread.h>
+
 #include <cstring>
 
 namespace sim {
@@ -14,6 +16,15 @@ Registry &registry() {
     static Registry *instance = new Registry;
     return *instance;
 }
+
+namespace {
+
+// A fork must not copy the locked mutex: a child notes what it is refused. These are set when the library is
+// loaded, before those of the driver: a fork takes the mutex of the driver first, as everything else does.
+[[maybe_unused]] const int forks = pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
+                                                  [] { registry().mutex.unlock(); });
+
+}  // namespace
 
 Function &function_named(const char *name) {
     auto &functions = registry().functions;

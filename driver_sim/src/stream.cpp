@@ -151,8 +151,14 @@ DRIVER_CALL_ON_STREAM("cuStreamWaitEvent", cuStreamWaitEvent, 3020,
         return CUDA_ERROR_ILLEGAL_STATE;
     if (s->capture || event->captured)
         return capture_wait(*s, *event);
-    if (event->shared && (!event->recorded || event->recorded->done))
+    if (event->shared && (!event->recorded || event->recorded->done)) {
         wait_for_shared(lock, event->shared);
+        // Another thread may have ended them meanwhile.
+        if (CUresult bad = resolve_stream(stream, s))
+            return bad;
+        if (!d.events.count(event))
+            return bad_event(event);
+    }
     if (!event->recorded)
         return CUDA_SUCCESS;
     Work work;

@@ -18,6 +18,8 @@ double microseconds_each(Clock::time_point start, unsigned long long rounds) {
 
 extern "C" SIM_EXPORT double cudaDriverSimTimePoolPair(unsigned long long rounds, size_t bytes) {
     CUstream stream;
+    if (!rounds)
+        return -1;
     if (cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING))
         return -1;
     bool refused = false;
@@ -32,6 +34,8 @@ extern "C" SIM_EXPORT double cudaDriverSimTimePoolPair(unsigned long long rounds
 }
 
 extern "C" SIM_EXPORT double cudaDriverSimTimeVirtualRound(unsigned long long rounds, size_t bytes) {
+    if (!rounds)
+        return -1;
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

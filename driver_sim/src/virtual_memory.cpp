@@ -38,8 +38,10 @@ void drop_if_unused(Chunk *chunk) {
 
 // Whether reservations without a gap between them cover the range.
 bool is_reserved(Address base, std::size_t size) {
-    Address at = base;
-    while (at < base + size) {
+    Address at = base, end;
+    if (__builtin_add_overflow(base, size, &end))
+        return false;
+    while (at < end) {
         Reservation *reservation = reservation_at(at);
         if (!reservation)
             return false;
@@ -264,7 +266,9 @@ DRIVER_CALL("cuMemUnmap", cuMemUnmap, 10020, (CUdeviceptr ptr, size_t size), (pt
         if (last->first < ptr || last->first + last->second.size > ptr + size)
             return CUDA_ERROR_INVALID_VALUE;
     for (auto it = first; it != last; it = d.mappings.erase(it)) {
-        AddressSpace::withdraw(it->second.base, it->second.size);
+        // What stays mapped must keep its memory: another chunk would get it, under two addresses.
+        if (!AddressSpace::withdraw(it->second.base, it->second.size))
+            return CUDA_ERROR_OPERATING_SYSTEM;
         --it->second.chunk->mappings;
         drop_if_unused(it->second.chunk);
     }
@@ -278,11 +282,13 @@ DRIVER_CALL("cuMemSetAccess", cuMemSetAccess, 10020,
     if (size == 0 || !desc || count == 0)
         return CUDA_ERROR_INVALID_VALUE;
     // The range must begin with a mapping and end with one; between them there may be holes.
+    if (!is_reserved(ptr, size))
+        return CUDA_ERROR_INVALID_VALUE;
     auto first = d.mappings.find(ptr), last = first;
     Address at = 0;
     for (; last != d.mappings.end() && last->first < ptr + size; ++last)
         at = last->first + last->second.size;
-    if (at != ptr + size || !is_reserved(ptr, size))
+    if (at != ptr + size)
         return CUDA_ERROR_INVALID_VALUE;
     for (std::size_t i = 0; i < count; ++i) {
         unsigned flags = desc[i].flags;

@@ -5,6 +5,7 @@
 // who holds the memory: mappings and descriptors of any process, also a descriptor on its way to one.
 #include "driver.h"
 
+#include <array>
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -24,7 +25,7 @@ struct Label {  // in the page behind the chunk
 
 // Copies what was ever written; the rest of the new file stays a hole, as it was in the old one.
 bool copy_written(int from, off_t start, std::size_t bytes, int to) {
-    std::vector<char> buffer(1 << 20);
+    std::array<char, 1 << 16> buffer;
     off_t at = start, end = start + off_t(bytes);
     while ((at = lseek(from, at, SEEK_DATA)) >= 0 && at < end) {
         std::size_t n = std::min(buffer.size(), std::size_t(end - at));
@@ -49,10 +50,19 @@ bool move_to_own_file(Chunk &chunk) {
         close(file);
         return false;
     }
+    // All mappings must move, or none: those left behind would show memory that is given to another chunk.
     chunk.descriptor = file;
+    bool moved = true;
     for (auto &entry : driver().mappings)
-        if (entry.second.chunk == &chunk)
-            map_chunk(chunk, entry.second.base);
+        moved = moved && (entry.second.chunk != &chunk || map_chunk(chunk, entry.second.base));
+    if (!moved) {
+        chunk.descriptor = -1;
+        for (auto &entry : driver().mappings)
+            if (entry.second.chunk == &chunk)
+                map_chunk(chunk, entry.second.base);
+        close(file);
+        return false;
+    }
     chunk_store().give_back(chunk.offset, chunk.size);
     return true;
 }

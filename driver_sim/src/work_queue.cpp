@@ -36,6 +36,8 @@ Queue &queue() {
     return *instance;
 }
 
+thread_local bool on_host_thread = false;
+
 double now() {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -76,6 +78,7 @@ void pump(Lock &lock);
 
 void host_thread_main() {
     Queue &q = queue();
+    on_host_thread = true;
     Lock lock(driver().mutex);
     for (;;) {
         while (q.host_calls.empty())
@@ -100,10 +103,6 @@ void give_to_host_thread(Stream *stream, std::function<CUresult()> run) {
     if (stream)
         stream->running_host_function = true;
     q.host_calls.push_back({stream, std::move(run)});
-    if (!q.host_thread) {
-        q.host_thread = true;
-        std::thread(host_thread_main).detach();
-    }
     q.host_call_given.notify_one();
 }
 
@@ -173,6 +172,8 @@ void pump(Lock &) {
 // `needed` names a stream whose work is waited for, null when there is none left.
 template <class Needed> void wait_until_done(Lock &lock, Needed needed) {
     while (Stream *stream = needed()) {
+        if (on_host_thread)  // where no other host function can run meanwhile: it would wait for ever
+            throw CUDA_ERROR_NOT_PERMITTED;
         bool ran = queue().interleave ? run_any() : advance(stream);
         if (!ran)
             driver().progress.wait(lock);
@@ -183,6 +184,8 @@ template <class Needed> void wait_until_done(Lock &lock, Needed needed) {
 
 CUresult submit(Lock &lock, Stream &stream, Work work) {
     Queue &q = queue();
+    if (work.kind == WorkKind::HostFunction)
+        start_host_thread();
     if (stream.capture)
         return capture_work(stream, std::move(work));
     work.order = ++q.submitted;
@@ -279,6 +282,19 @@ void hold_work(Lock &lock, bool hold) {
         ++q.held;
     else if (q.held && --q.held == 0)
         pump(lock);
+}
+
+void go_on(Lock &lock) {
+    if (!queue().held)
+        pump(lock);
+    driver().progress.notify_all();
+}
+
+void start_host_thread() {
+    if (queue().host_thread)
+        return;
+    std::thread(host_thread_main).detach();
+    queue().host_thread = true;
 }
 
 void call_on_host_thread(std::function<CUresult()> call) { give_to_host_thread(nullptr, std::move(call)); }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a capture allows meanwhile, by mode; looked up call by call on an H200."""
 
+import ctypes
 import threading
 
 import pytest
@@ -168,3 +169,32 @@ def test_a_forked_stream_joins_and_must_be_joined(stream, other_stream):
         ok(cu.cuEventDestroy(fork))
         ok(cu.cuEventDestroy(back))
         memory.close()
+
+
+@pytest.mark.simulation
+def test_the_graph_of_a_running_capture_can_be_looked_at(things, stream):
+    """As cuda.h says: all but destroying it."""
+    destroyed = threading.Event()
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: destroyed.set())
+    driver = ctypes.CDLL("libcuda.so.1")
+    for end_well in (True, False):
+        destroyed.clear()
+        ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        graph = ok(cu.cuStreamGetCaptureInfo(stream))[2]
+        ok(cu.cuMemsetD8Async(things.plain, 1, 16, stream))
+        node = ok(cu.cuGraphGetNodes(graph, 1))[0][0]
+        assert int(ok(cu.cuGraphGetRootNodes(graph, 1))[0][0]) == int(node)
+        assert ok(cu.cuGraphNodeGetType(node)) == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
+        held = ctypes.c_void_p()
+        assert driver.cuUserObjectCreate(ctypes.byref(held), None, function, 1, 1) == 0
+        ok(cu.cuGraphRetainUserObject(graph, cu.CUuserObject(held.value), 1, 1))
+        assert cu.cuGraphDestroy(graph)[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE
+        assert cu.cuGraphInstantiate(graph, 0)[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE
+        if end_well:
+            assert int(ok(cu.cuStreamEndCapture(stream))) == int(graph)
+            assert not destroyed.is_set()
+            ok(cu.cuGraphDestroy(graph))
+        else:
+            cu.cuStreamSynchronize(stream)
+            assert cu.cuStreamEndCapture(stream)[0] == cu.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+        assert destroyed.wait(20)

@@ -46,6 +46,23 @@ def use_event(pipe):
     pipe.send(cu.cuEventQuery(event)[0])
 
 
+def open_event(pipe):
+    start()
+    handle = cu.CUipcEventHandle()
+    ctypes.memmove(handle.getPtr(), pipe.recv(), 64)
+    pipe.send(cu.cuIpcOpenEventHandle(handle)[0])
+
+
+def record_and_die(pipe):
+    start()
+    event, stream = ok(cu.cuEventCreate(6)), ok(cu.cuStreamCreate(1))
+    with sim.hold():
+        ok(cu.cuEventRecord(event, stream))
+        pipe.send(ctypes.string_at(ok(cu.cuIpcGetEventHandle(event)).getPtr(), 64))
+        pipe.recv()
+        os._exit(0)
+
+
 @pytest.fixture
 def child():
     """Start a function in a spawned process, with a pipe to it."""
@@ -107,6 +124,38 @@ def test_an_event_is_seen_by_the_other_process(child, stream):
         pipe.send("go on")
         ok(cu.cuStreamSynchronize(stream))
         assert pipe.recv() == cu.CUresult.CUDA_SUCCESS
+    ok(cu.cuEventDestroy(event))
+
+
+@pytest.mark.parametrize("becomes", ["nothing", "an empty file", "another event"])
+def test_a_destroyed_event_is_not_opened(child, becomes, tmp_path):
+    pipe, _ = child(open_event)
+    event = ok(cu.cuEventCreate(6))
+    handle = ctypes.string_at(ok(cu.cuIpcGetEventHandle(event)).getPtr(), 64)
+    ok(cu.cuEventDestroy(event))
+    other = None
+    if becomes == "an empty file":  # which gets the number of the descriptor that is free now
+        other = (tmp_path / "file").open("w")
+    elif becomes == "another event":
+        other = ok(cu.cuEventCreate(6))
+    pipe.send(handle)
+    assert pipe.recv() == cu.CUresult.CUDA_ERROR_INVALID_HANDLE
+    if becomes == "another event":
+        ok(cu.cuEventDestroy(other))
+
+
+@pytest.mark.simulation
+def test_an_exporter_that_dies_does_not_leave_others_waiting(child, stream):
+    pipe, process = child(record_and_die)
+    handle = cu.CUipcEventHandle()
+    ctypes.memmove(handle.getPtr(), pipe.recv(), 64)
+    event = ok(cu.cuIpcOpenEventHandle(handle))
+    assert cu.cuEventQuery(event)[0] == cu.CUresult.CUDA_ERROR_NOT_READY
+    pipe.send("die")
+    process.join(60)
+    ok(cu.cuEventSynchronize(event))
+    ok(cu.cuEventQuery(event))
+    ok(cu.cuStreamWaitEvent(stream, event, 0))
     ok(cu.cuEventDestroy(event))
 
 

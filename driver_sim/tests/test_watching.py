@@ -124,10 +124,32 @@ def test_unknown_names(arguments):
         pass
 
 
-@pytest.mark.parametrize("bad", [{"nth": 0}, {"result": "CUDA_SUCCESS"}])
-def test_failures_that_are_none(bad):
-    with pytest.raises(ValueError), sim.fail("cuMemAlloc", **bad):
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ({"nth": 0}, ValueError),
+        ({"nth": -1}, ValueError),
+        ({"nth": 2**64}, ValueError),
+        ({"nth": 1.5}, TypeError),
+        ({"nth": "1"}, TypeError),
+        ({"result": "CUDA_SUCCESS"}, ValueError),
+        ({"result": 2}, TypeError),
+        ({"name": "cuMemAlloc\0"}, ValueError),
+        ({"name": b"cuMemAlloc"}, TypeError),
+        ({"name": None}, TypeError),
+    ],
+)
+def test_failures_that_are_none(bad, error):
+    with pytest.raises(error), sim.fail(**{"name": "cuMemAlloc", **bad}):
         pass
+    ok(cu.cuMemFree(ok(cu.cuMemAlloc(8))))
+
+
+@pytest.mark.parametrize("measure", [sim.time_pool_pair, sim.time_virtual_round])
+@pytest.mark.parametrize("bad", [{"rounds": 0}, {"rounds": -1}, {"size": 0}])
+def test_nothing_is_measured_in_no_rounds(measure, bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        measure(**bad)
 
 
 def test_log_keeps_the_order():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work on streams: held back, run in order, ordered across streams, and caught when it comes too late."""
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -88,13 +89,13 @@ def test_legacy_stream_waits_for_blocking_streams_only(flags, pinned):
     ok(cu.cuStreamDestroy(stream))
 
 
-def outcomes(pinned, ordered):
+def outcomes(pinned, ordered, interleave=sim.interleave):
     """Let two streams write the same bytes, for many seeds; with or without an event between them."""
     seen = []
     for seed in range(20):
         first, second = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))
         event = ok(cu.cuEventCreate(2))
-        with sim.interleave(seed), sim.hold():
+        with interleave(seed), sim.hold():
             ok(cu.cuMemsetD8Async(pinned, 1, 16, first))
             ok(cu.cuEventRecord(event, first))
             if ordered:
@@ -202,6 +203,42 @@ def test_threads_have_their_own_default_stream(pinned, context):
     assert seen[0] != seen[1]
 
 
-def test_run_wants_a_stream():
-    with pytest.raises(ValueError):
-        sim.run(sys.maxsize)
+@pytest.mark.parametrize("bad", [sys.maxsize, -1, 2**64, 2**64 + 1])
+def test_run_wants_a_stream(bad):
+    with pytest.raises(ValueError, match=str(bad)):
+        sim.run(bad)
+
+
+def test_null_is_the_legacy_stream_to_run(pinned, stream):
+    with sim.hold():
+        ok(cu.cuMemsetD8Async(pinned, 1, 1, stream))
+        sim.run(0)
+        assert byte(pinned) == 0
+        sim.run(None)
+        assert byte(pinned) == 1
+
+
+def test_a_stream_that_cannot_be_used_is_one_all_the_same(context):
+    ok(cu.cuCtxSetCurrent(0))
+    with pytest.raises(RuntimeError, match="stream 0 cannot be run: CUDA_ERROR_INVALID_CONTEXT"):
+        sim.run(0)
+    ok(cu.cuCtxSetCurrent(context))
+
+
+def test_nested_interleaving_goes_back_to_the_outer_one(pinned):
+    alone = outcomes(pinned, ordered=False)
+
+    @contextlib.contextmanager
+    def nested(seed):
+        with sim.interleave(seed):
+            with sim.interleave(seed + 1):
+                pass
+            yield
+
+    assert outcomes(pinned, ordered=False, interleave=nested) == alone
+
+
+@pytest.mark.parametrize(("bad", "error"), [("a", TypeError), (1.5, TypeError), (2**64, ValueError)])
+def test_seeds_that_are_none(bad, error):
+    with pytest.raises(error, match="seed"), sim.interleave(bad):
+        pass
