@@ -18,6 +18,11 @@ PACKAGE = SOURCE / "cuda" / "core"
 PURE_PYTHON_MODULES = (PACKAGE / "_memory" / "_ownership.py",)
 
 
+# For tests under a sanitizer: CUDA_CORE_SANITIZE=thread. The modules then load only where its runtime is preloaded.
+SANITIZE = os.environ.get("CUDA_CORE_SANITIZE")
+SANITIZER_FLAGS = [f"-fsanitize={SANITIZE}"] if SANITIZE else []
+
+
 def cuda_include_dir():
     """Return the folder of ``cuda.h`` in the installed ``nvidia-cuda-runtime`` wheel."""
     spec = importlib.util.find_spec("nvidia")
@@ -48,7 +53,12 @@ def extension_modules():
             depends=headers,
             language="c++",
             # No debug information: it doubles the build time, and tracebacks do not need it.
-            extra_compile_args=["-O2", "-g0", "-std=c++17", "-fvisibility=hidden"],
+            extra_compile_args=[
+                *(["-O1", "-g1", *SANITIZER_FLAGS] if SANITIZE else ["-O2", "-g0"]),
+                "-std=c++17",
+                "-fvisibility=hidden",
+            ],
+            extra_link_args=SANITIZER_FLAGS,
         )
         for source in sources
     ]
