@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams and events, as far as memory needs them: their handles, their order, their ends."""
 
+import ctypes
 import gc
 import re
+import threading
+import time
 
 import pytest
 
@@ -371,3 +374,37 @@ def test_a_refused_close_of_an_event_can_be_made_again(device, driver_watch):
     assert not event.is_closed
     event.close()
     assert event.is_closed
+
+
+@pytest.mark.watched
+@pytest.mark.parametrize("what", ["stream", "event"])
+def test_a_close_does_not_pull_away_what_another_thread_waits_for(device, driver_watch, what):
+    """The waiting thread goes on with the handle that it has; the driver's object goes when it is done."""
+    live = driver_watch.live()
+    stream = device.create_stream()
+    begun, go = threading.Event(), threading.Event()
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def stop(_):
+        begun.set()
+        go.wait(60)
+
+    check(
+        driver.cuLaunchHostFunc(stream.handle, driver.CUhostFn(ctypes.cast(stop, ctypes.c_void_p).value), 0)
+    )
+    event = stream.record()
+    waited_for = stream if what == "stream" else event
+    waiter = threading.Thread(target=waited_for.sync, daemon=True)
+    waiter.start()
+    assert begun.wait(60)
+    time.sleep(0.05)  # into the driver's wait
+    waited_for.close()
+    assert waited_for.is_closed
+    assert driver_watch.live()[what] == live.get(what, 0) + 1
+    go.set()
+    waiter.join(60)
+    assert not waiter.is_alive()
+    assert driver_watch.live().get(what, 0) == live.get(what, 0)
+    stream.close()
+    event.close()
+    assert driver_watch.live() == live

@@ -9,7 +9,12 @@ cdef class Event:
     cdef bint _timing
     cdef bint _blocking
     cdef object __weakref__
+    cdef cydriver.CUevent _ending     # closed, and in use by another thread still
+    cdef int _users
     cdef int _ensure_open(self) except -1
+    # The driver's event, which stays until let_go() even if another thread closes the object.
+    cdef cydriver.CUevent hold(self) except NULL
+    cdef void let_go(self) noexcept
 
 cdef Event create_event(cydriver.CUcontext context, int device_id, object options)
 cpdef long live_event_handles() noexcept

@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 
+cimport cython
 from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
 
@@ -103,6 +104,26 @@ cdef class Event:
             raise RuntimeError("Event has been closed")
         return 0
 
+    cdef cydriver.CUevent hold(self) except NULL:
+        cdef cydriver.CUevent event
+        with cython.critical_section(self):
+            self._ensure_open()
+            self._users += 1
+            event = self._event
+        return event
+
+    cdef void let_go(self) noexcept:
+        cdef cydriver.CUevent event = NULL
+        with cython.critical_section(self):
+            self._users -= 1
+            if not self._users:
+                event = self._ending
+                self._ending = NULL
+        if event != NULL:
+            with nogil:
+                cydriver.cuEventDestroy(event)
+            _live.fetch_sub(1)
+
     def close(self):
         """Destroy the event. The driver keeps it until what waits for it has run. Closing twice is harmless.
 
@@ -111,11 +132,16 @@ cdef class Event:
         CUDAError
             If the driver refuses. The event then stays open.
         """
-        cdef cydriver.CUevent event = self._event
+        cdef cydriver.CUevent event
         cdef cydriver.CUresult result
+        with cython.critical_section(self):
+            event = self._event
+            self._event = NULL
+            if self._users:
+                self._ending = event
+                event = NULL
         if event == NULL:
             return
-        self._event = NULL
         with nogil:
             result = cydriver.cuEventDestroy(event)
         if result != cydriver.CUresult.CUDA_SUCCESS:
@@ -165,9 +191,10 @@ cdef class Event:
             If the driver answers with an error.
         """
         cdef cydriver.CUresult result
-        self._ensure_open()
+        cdef cydriver.CUevent event = self.hold()
         with nogil:
-            result = cydriver.cuEventQuery(self._event)
+            result = cydriver.cuEventQuery(event)
+        self.let_go()
         if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
             return False
         check(result, b"cuEventQuery")
@@ -176,9 +203,10 @@ cdef class Event:
     def sync(self):
         """Wait, without the GIL, until all work before the event has finished."""
         cdef cydriver.CUresult result
-        self._ensure_open()
+        cdef cydriver.CUevent event = self.hold()
         with nogil:
-            result = cydriver.cuEventSynchronize(self._event)
+            result = cydriver.cuEventSynchronize(event)
+        self.let_go()
         check(result, b"cuEventSynchronize")
 
     @property
@@ -201,6 +229,7 @@ cdef class Event:
     def __sub__(self, other):
         cdef float milliseconds = 0
         cdef Event later, earlier
+        cdef cydriver.CUevent begin, end
         cdef cydriver.CUresult result
         if not isinstance(self, Event) or not isinstance(other, Event):
             return NotImplemented
@@ -209,8 +238,14 @@ cdef class Event:
         earlier._ensure_open()
         if not (later._timing and earlier._timing):
             raise RuntimeError("both events must be created with timing_enabled=True to be subtracted")
-        with nogil:
-            result = cydriver.cuEventElapsedTime(&milliseconds, earlier._event, later._event)
+        end = later.hold()
+        try:
+            begin = earlier.hold()
+            with nogil:
+                result = cydriver.cuEventElapsedTime(&milliseconds, begin, end)
+            earlier.let_go()
+        finally:
+            later.let_go()
         if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
             raise RuntimeError("an event has not completed yet; call sync() on the later one first")
         if result == cydriver.CUresult.CUDA_ERROR_INVALID_HANDLE:

@@ -10,6 +10,7 @@ cdef class Stream:
     cdef object _priority
     cdef object __weakref__
     cdef int _ensure_open(self) except -1
+    cdef StreamHandle* _hold(self) except NULL
     cdef cydriver.CUcontext _context_handle(self) except NULL
 
 cdef tuple streams_of(StreamHandle* handle)

@@ -5,6 +5,7 @@ import operator
 import os
 from dataclasses import dataclass
 
+cimport cython
 from cpython.ref cimport Py_INCREF, PyObject
 from cuda.bindings cimport cydriver
 
@@ -199,16 +200,26 @@ cdef class Stream:
             raise RuntimeError("Stream has been closed")
         return 0
 
+    cdef StreamHandle* _hold(self) except NULL:
+        """Return the handle, one reference of it the caller's: another thread may close the object meanwhile."""
+        cdef StreamHandle* handle
+        with cython.critical_section(self):
+            self._ensure_open()
+            handle = retain_stream(self._handle)
+        return handle
+
     def close(self):
         """Let go of the stream. Closing twice is harmless.
 
         A stream created here is destroyed once no buffer holds it any more; the driver finishes its work first.
         The two default streams are shared by the whole process and are not closed by this.
         """
-        cdef StreamHandle* handle = self._handle
-        if handle != NULL and handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context == NULL:
-            return
-        self._handle = NULL
+        cdef StreamHandle* handle
+        with cython.critical_section(self):
+            handle = self._handle
+            if handle != NULL and handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context == NULL:
+                return
+            self._handle = NULL
         with nogil:
             release_stream(handle)
 
@@ -248,14 +259,17 @@ cdef class Stream:
         cdef bint capturing = False
         cdef const char* function = b"cuStreamGetFlags"
         cdef cydriver.CUresult result
+        cdef StreamHandle* handle
         self._ensure_open()
         if self._nonblocking < 0:
             ensure_driver()
+            handle = self._hold()
             with nogil:
-                result = stream_is_capturing(self._handle, &capturing, &function)
+                result = stream_is_capturing(handle, &capturing, &function)
                 if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
                     function = b"cuStreamGetFlags"
-                    result = cydriver.cuStreamGetFlags(self._handle.stream, &flags)
+                    result = cydriver.cuStreamGetFlags(handle.stream, &flags)
+                release_stream(handle)
             check(result, function)
             if capturing:
                 raise RuntimeError(f"whether {self!r} is non-blocking cannot be asked while it is being captured")
@@ -267,11 +281,14 @@ cdef class Stream:
         """The stream's priority; lower numbers run first."""
         cdef int priority = 0
         cdef cydriver.CUresult result
+        cdef StreamHandle* handle
         self._ensure_open()
         if self._priority is None:
             ensure_driver()
+            handle = self._hold()
             with nogil:
-                result = cydriver.cuStreamGetPriority(self._handle.stream, &priority)
+                result = cydriver.cuStreamGetPriority(handle.stream, &priority)
+                release_stream(handle)
             check(result, b"cuStreamGetPriority")
             self._priority = priority
         return self._priority
@@ -288,10 +305,13 @@ cdef class Stream:
         """
         cdef cydriver.CUresult result
         cdef const char* function = b"cuStreamSynchronize"
-        self._ensure_open()
-        ensure_driver()
-        with nogil:
-            result = wait_for_stream(self._handle, &function)
+        cdef StreamHandle* handle = self._hold()
+        try:
+            ensure_driver()
+            with nogil:
+                result = wait_for_stream(handle, &function)
+        finally:
+            release_stream(handle)
         check(result, function)
 
     def record(self, event=None, options=None):
@@ -310,6 +330,8 @@ cdef class Stream:
             The event that was recorded.
         """
         cdef cydriver.CUresult result
+        cdef cydriver.CUevent handle
+        cdef StreamHandle* order
         cdef Event mark
         self._ensure_open()
         if event is None:
@@ -318,9 +340,14 @@ cdef class Stream:
             raise TypeError(f"event must be an Event or None, got {type(event).__name__}: {event!r}")
         else:
             mark = event
-            mark._ensure_open()
-        with nogil:
-            result = cydriver.cuEventRecord(mark._event, self._handle.stream)
+        handle = mark.hold()
+        try:
+            order = self._hold()
+            with nogil:
+                result = cydriver.cuEventRecord(handle, order.stream)
+                release_stream(order)
+        finally:
+            mark.let_go()
         check(result, b"cuEventRecord")
         return mark
 
@@ -355,11 +382,12 @@ cdef class Stream:
             If the driver refuses.
         """
         cdef cydriver.CUresult result
+        cdef cydriver.CUevent handle
+        cdef StreamHandle* order
         cdef Event mark
         self._ensure_open()
         if isinstance(event_or_stream, Event):
             mark = event_or_stream
-            mark._ensure_open()
             own = False
         else:
             if not isinstance(event_or_stream, Stream) and not hasattr(event_or_stream, "__cuda_stream__"):
@@ -369,8 +397,14 @@ cdef class Stream:
                 )
             mark = Stream_accept(event_or_stream, True).record()
             own = True
-        with nogil:
-            result = cydriver.cuStreamWaitEvent(self._handle.stream, mark._event, 0)
+        handle = mark.hold()
+        try:
+            order = self._hold()
+            with nogil:
+                result = cydriver.cuStreamWaitEvent(order.stream, handle, 0)
+                release_stream(order)
+        finally:
+            mark.let_go()
         if own:
             mark.close()
         check(result, b"cuStreamWaitEvent")
@@ -378,19 +412,25 @@ cdef class Stream:
     cdef cydriver.CUcontext _context_handle(self) except NULL:
         cdef cydriver.CUcontext context = NULL
         cdef cydriver.CUresult result
-        self._ensure_open()
-        if self._handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and self._handle.context == NULL:
-            context = current_context()
-            if context == NULL:
-                raise RuntimeError("a default stream has no context while none is current; call Device.set_current()")
-            return context
-        if self._handle.context == NULL:
-            ensure_driver()
-            with nogil:
-                result = cydriver.cuStreamGetCtx(self._handle.stream, &context)
-            check(result, b"cuStreamGetCtx")
-            self._handle.context = context
-        return self._handle.context
+        cdef StreamHandle* handle = self._hold()
+        try:
+            if handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context == NULL:
+                context = current_context()
+                if context == NULL:
+                    raise RuntimeError(
+                        "a default stream has no context while none is current; call Device.set_current()"
+                    )
+            elif handle.context == NULL:
+                ensure_driver()
+                with nogil:
+                    result = cydriver.cuStreamGetCtx(handle.stream, &context)
+                check(result, b"cuStreamGetCtx")
+                handle.context = context
+            else:
+                context = handle.context
+        finally:
+            release_stream(handle)
+        return context
 
     @property
     def context(self):
