@@ -255,6 +255,15 @@ DRIVER_CALL_ON_STREAM("cuMemcpyBatchAsync", cuMemcpyBatchAsync_v2, 13000,
     return copy_batch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, stream);
 }
 
+// Partly: only where the driver is told to be one of CUDA 13.2 (CUDA_DRIVER_SIM_VERSION). Its answers follow those of
+// `cuMemcpyBatchAsync` and the documentation; no driver of that version was recorded.
+DRIVER_CALL_ON_STREAM("cuMemcpyWithAttributesAsync", cuMemcpyWithAttributesAsync, 13020,
+                      (CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, CUstream stream),
+                      (dst, src, size, attr, stream)) {
+    size_t first = 0;
+    return copy_batch(&dst, &src, &size, 1, attr, &first, 1, stream);
+}
+
 DRIVER_CALL_ON_DEFAULT_STREAM("cuMemsetD8", cuMemsetD8_v2, 3020, (CUdeviceptr dstDevice, unsigned char uc, size_t N),
                               (dstDevice, uc, N)) {
     return set_now(line(dstDevice, uc, 1, N));

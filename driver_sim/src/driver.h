@@ -25,7 +25,8 @@ namespace sim {
 
 using Address = std::uintptr_t;
 
-constexpr int reported_version = 13000;
+// The version of CUDA that this driver says it is made for.
+int reported_version();
 constexpr std::size_t granule = std::size_t(2) << 20;  // of virtual memory management
 constexpr std::size_t page_size = 4096;
 constexpr int least_priority = 0, greatest_priority = -5;  // of streams

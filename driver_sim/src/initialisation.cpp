@@ -75,6 +75,20 @@ bool read_count(const char *variable, std::size_t &count) {
     return refuse(variable, text, "a number from 0 to 16");
 }
 
+constexpr const char *version_variable = "CUDA_DRIVER_SIM_VERSION";
+
+bool newer_version_wanted() {
+    const char *text = setting(version_variable);
+    return text && std::strcmp(text, "13.2") == 0;
+}
+
+bool check_version() {
+    const char *text = setting(version_variable);
+    if (!text || newer_version_wanted() || std::strcmp(text, "13.0") == 0)
+        return true;
+    return refuse(version_variable, text, "13.0 or 13.2");
+}
+
 // As much as the process can have, but each its share: a limit on addresses or a sanitizer may leave less than
 // usual. Pools get most where it is little, as each takes twice the memory of its device.
 bool open_spaces(Driver &d) {
@@ -95,7 +109,7 @@ bool open_spaces(Driver &d) {
 bool open_driver(Driver &d) {
     std::size_t count, memory, host_memory;
     if (!read_count("CUDA_DRIVER_SIM_DEVICES", count) || !read_bytes("CUDA_DRIVER_SIM_MEMORY", memory) ||
-        !read_bytes("CUDA_DRIVER_SIM_HOST_MEMORY", host_memory))
+        !read_bytes("CUDA_DRIVER_SIM_HOST_MEMORY", host_memory) || !check_version())
         return false;
     if (!chunk_store().open()) {
         std::fprintf(stderr, "cuda_driver_sim: no file in memory can be made (%s): cuInit answers CUDA_ERROR_UNKNOWN\n",
@@ -126,6 +140,11 @@ void after_fork_in_child() {
 }  // namespace
 
 bool forked() { return forked_after_init; }
+
+int reported_version() {
+    static const int version = newer_version_wanted() ? 13020 : 13000;
+    return version;
+}
 
 ChunkStore &chunk_store() {
     static ChunkStore *instance = new ChunkStore;
@@ -158,7 +177,7 @@ DRIVER_CALL_NEEDING(Needs::Nothing, "cuDriverGetVersion", cuDriverGetVersion, 20
                     (driverVersion)) {
     if (!driverVersion)
         return CUDA_ERROR_INVALID_VALUE;
-    *driverVersion = reported_version;
+    *driverVersion = reported_version();
     return CUDA_SUCCESS;
 }
 

@@ -5,16 +5,19 @@ This build has the memory layer of ``cuda.core`` and what it needs: devices, con
 needs no driver; the first call that does raises a clear error where there is none.
 """
 
+from cuda.core import utils
 from cuda.core._context import Context
 from cuda.core._device import Device
 from cuda.core._errors import CUDAError, CUDAWarning, OwnershipError
 from cuda.core._event import Event, EventOptions
+from cuda.core._host import Host
 from cuda.core._memory import (
     Allocation,
     ArrayView,
     Buffer,
     CloseResult,
     LegacyPinnedMemoryResource,
+    ManagedBuffer,
     MemoryResource,
     Ownership,
     TransferredTo,
@@ -37,7 +40,9 @@ __all__ = [
     "Device",
     "Event",
     "EventOptions",
+    "Host",
     "LegacyPinnedMemoryResource",
+    "ManagedBuffer",
     "MemoryResource",
     "Ownership",
     "OwnershipError",
@@ -47,6 +52,7 @@ __all__ = [
     "VirtualMemoryResource",
     "VirtualMemoryResourceOptions",
     "__version__",
+    "utils",
 ]
 
 # Public names of cuda-core 1.2.2 that this build does not have.
@@ -58,12 +64,10 @@ _ABSENT = frozenset(
         "DeviceResources",
         "GraphMemoryResource",
         "GraphicsResource",
-        "Host",
         "Kernel",
         "LaunchConfig",
         "Linker",
         "LinkerOptions",
-        "ManagedBuffer",
         "ManagedMemoryResource",
         "ManagedMemoryResourceOptions",
         "ObjectCode",
@@ -82,7 +86,6 @@ _ABSENT = frozenset(
         "launch",
         "system",
         "texture",
-        "utils",
     }
 )
 

@@ -15,7 +15,7 @@ from cuda.core import _event, _stream
 from cuda.core._context import Context
 from cuda.core._device_properties import DeviceProperties
 from cuda.core._errors import CUDAError
-from cuda.core._memory import _virtual_memory_resource
+from cuda.core._memory import _location, _virtual_memory_resource
 from cuda.core._utils.cuda_utils import ComputeCapability
 
 __all__ = ["ComputeCapability", "Device"]
@@ -326,5 +326,6 @@ cdef cydriver.CUcontext _context_of(object device) except? NULL:
 
 # The modules below make devices without importing this one.
 _event.device_factory = Device
+_location.device_factory = Device
 _stream.device_factory = Device
 _virtual_memory_resource.device_factory = Device

@@ -45,14 +45,18 @@ REQUIRED_FUNCTIONS = (
     b"cuDeviceGetUuid",
     b"cuDevicePrimaryCtxRelease",
     b"cuDevicePrimaryCtxRetain",
+    b"cuDriverGetVersion",
     b"cuEventCreate",
     b"cuEventDestroy",
     b"cuEventElapsedTime",
     b"cuEventQuery",
     b"cuEventRecord",
     b"cuEventSynchronize",
+    b"cuGraphReleaseUserObject",
+    b"cuGraphRetainUserObject",
     b"cuMemAddressFree",
     b"cuMemAddressReserve",
+    b"cuMemAdvise",
     b"cuMemAlloc",
     b"cuMemAllocHost",
     b"cuMemCreate",
@@ -61,13 +65,21 @@ REQUIRED_FUNCTIONS = (
     b"cuMemGetAccess",
     b"cuMemGetAllocationGranularity",
     b"cuMemMap",
+    b"cuMemPrefetchAsync",
+    b"cuMemRangeGetAttribute",
+    b"cuMemRangeGetAttributes",
     b"cuMemRelease",
     b"cuMemRetainAllocationHandle",
     b"cuMemSetAccess",
     b"cuMemUnmap",
+    b"cuMemcpyAsync",
+    b"cuMemsetD16Async",
+    b"cuMemsetD32Async",
+    b"cuMemsetD8Async",
     b"cuPointerGetAttributes",
     b"cuStreamCreateWithPriority",
     b"cuStreamDestroy",
+    b"cuStreamGetCaptureInfo",
     b"cuStreamGetCtx",
     b"cuStreamGetFlags",
     b"cuStreamGetPriority",
@@ -76,6 +88,8 @@ REQUIRED_FUNCTIONS = (
     b"cuStreamSynchronize",
     b"cuStreamWaitEvent",
     b"cuThreadExchangeStreamCaptureMode",
+    b"cuUserObjectCreate",
+    b"cuUserObjectRelease",
 )
 
 
@@ -168,3 +182,30 @@ cdef int ensure_driver() except -1:
     _require_functions()
     _ready = True
     return 0
+
+
+cdef int driver_version() except -1:
+    """Return the CUDA version that the driver is made for, such as 13000."""
+    cdef int version = 0
+    cdef cydriver.CUresult result
+    ensure_driver()
+    with nogil:
+        result = cydriver.cuDriverGetVersion(&version)
+    check(result, b"cuDriverGetVersion")
+    return version
+
+
+cdef void* optional_function(const char* name, int version) except? NULL:
+    """Return a function that a driver may lack, in the form of CUDA ``version``; NULL where this one lacks it.
+
+    For functions that are newer than the oldest driver or the oldest bindings that the package runs with.
+    """
+    cdef void* found = NULL
+    cdef cydriver.CUdriverProcAddressQueryResult status
+    cdef cydriver.CUresult result
+    status = cydriver.CUdriverProcAddressQueryResult.CU_GET_PROC_ADDRESS_SUCCESS
+    if driver_version() < version:  # a driver refuses to be asked for a version that it does not know
+        return NULL
+    with nogil:
+        result = cydriver.cuGetProcAddress(name, &found, version, 0, &status)
+    return found if result == cydriver.CUresult.CUDA_SUCCESS else NULL

@@ -234,11 +234,14 @@ READABLE = {
 }
 MAKERS = {"from_handle", "adopt"}
 ALWAYS = {"close"}
-ARGUMENTS = {
+ARGUMENTS = {  # positional ones; below, those by keyword
     "set_deallocation_stream": lambda stream, resource: (stream,),
     "record_stream": lambda stream, resource: (stream,),
     "move_to": lambda stream, resource: (resource,),
+    "copy_from": lambda stream, resource: (Buffer.from_handle(0, 0),),
+    "fill": lambda stream, resource: (0,),
 }
+KEYWORDS = {name: ("stream",) for name in ("copy_to", "copy_from", "fill")}
 PUBLIC = sorted(name for name in dir(Buffer) if not name.startswith("_"))
 OPERATORS = {
     "with": lambda buffer: buffer.__enter__(),
@@ -285,7 +288,8 @@ def test_buf_05_every_public_name_of_a_closed_buffer(ended, device, resource, dr
             with pytest.raises(OwnershipError, match=rf"^Buffer has been closed.*{words}"):
                 value = getattr(buffer, name)
                 if callable(value):
-                    value(*ARGUMENTS.get(name, lambda stream, resource: ())(stream, resource))
+                    keywords = {keyword: stream for keyword in KEYWORDS.get(name, ())}
+                    value(*ARGUMENTS.get(name, lambda stream, resource: ())(stream, resource), **keywords)
         assert words.split(".*")[-1] in repr(buffer)
         assert hash(buffer) == before
     assert buffer == buffer

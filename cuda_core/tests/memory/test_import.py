@@ -17,7 +17,9 @@ PUBLIC = (
     "Device",
     "Event",
     "EventOptions",
+    "Host",
     "LEGACY_DEFAULT_STREAM",
+    "ManagedBuffer",
     "MemoryResource",
     "Ownership",
     "OwnershipError",
@@ -27,6 +29,7 @@ PUBLIC = (
     "TransferredTo",
     "VirtualMemoryResource",
     "VirtualMemoryResourceOptions",
+    "utils",
 )
 ABSENT = (
     "Program",
@@ -71,6 +74,16 @@ def test_names_that_this_build_lacks_say_so(name):
 def test_an_unknown_name_is_an_ordinary_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         cuda.core.no_such_name  # noqa: B018
+
+
+def test_what_utils_lacks_says_so():
+    with pytest.raises(AttributeError, match=r"cuda\.core\.utils\.InMemoryProgramCache is not in this build"):
+        cuda.core.utils.InMemoryProgramCache  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        cuda.core.utils.no_such_name  # noqa: B018
+    assert {"copy_batch", "prefetch_batch", "discard_batch", "discard_prefetch_batch"} <= set(
+        cuda.core.utils.__all__
+    )
 
 
 def test_the_version_is_the_one_of_the_distribution():
@@ -165,17 +178,28 @@ def test_no_module_of_the_package_imports_upwards():
         "_event",
         "_stream_handle",
         "_stream",
+        "_host",
         "_memory._ownership",
         "_memory._virtual_range",
         "_memory._allocation",
         "_memory._release",
+        "_memory._graph_loans",
+        "_memory._location",
+        "_memory._copy_options",
+        "_memory._copy",
+        "_memory._fill",
         "_memory._memory_resource",
         "_memory._buffer",
+        "_memory._batch",
+        "_memory._copy_batch",
+        "_memory._managed_operations",
+        "_memory._managed_buffer",
         "_memory._virtual_memory_options",
         "_memory._virtual_memory_resource",
         "_memory._counters",
         "_device",
         "typing",
+        "utils",
     )
     for module in modules:
         child = run_child(f"import cuda.core.{module}", options=["-W", "error"])

@@ -4,6 +4,7 @@
 from cuda.core._memory._array_view import ArrayView
 from cuda.core._memory._buffer import Buffer
 from cuda.core._memory._legacy import LegacyPinnedMemoryResource
+from cuda.core._memory._managed_buffer import ManagedBuffer
 from cuda.core._memory._memory_resource import MemoryResource
 from cuda.core._memory._ownership import Ownership, TransferredTo
 from cuda.core._memory._release import CloseResult
@@ -17,6 +18,7 @@ __all__ = [
     "Buffer",
     "CloseResult",
     "LegacyPinnedMemoryResource",
+    "ManagedBuffer",
     "MemoryResource",
     "Ownership",
     "TransferredTo",

@@ -9,3 +9,5 @@ cdef class Buffer(Record):
     cdef object __weakref__
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream)
+cdef int take_handle(Buffer self, object ptr, object size, object mr, object owner, object stream,
+                     object deallocate) except -1

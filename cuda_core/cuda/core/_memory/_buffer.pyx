@@ -8,6 +8,8 @@ from libc.stdlib cimport free, malloc
 
 from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
+from cuda.core._memory._copy cimport copy, ensure_copy_options
+from cuda.core._memory._fill cimport fill
 from cuda.core._memory._loans cimport Loan, close_record, end_loan, lend, new_loan
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
 from cuda.core._memory._ownership cimport (
@@ -60,6 +62,61 @@ cdef bint _is_ended(Record record) noexcept:
 cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter of ``from_handle(deallocate=)``."""
     record.resource.function(<size_t>record.pointer, record.size, stream_for_python(order))
+    return 0
+
+
+cdef void _describe(Buffer self, uintptr_t pointer, size_t size, MemoryResource resource,
+                    StreamHandle* stream) noexcept:
+    """Write down what a buffer that owns nothing yet is about. The stream's reference passes to the buffer."""
+    self.pointer = pointer
+    self.size = size
+    self.resource = resource
+    self.stream = stream
+    self.deleter = resource.deleter if resource is not None else NULL
+
+
+cdef int take_handle(Buffer self, object ptr, object size, object mr, object owner, object stream,
+                     object deallocate) except -1:
+    """Let a new buffer stand for memory that exists already: what :meth:`Buffer.from_handle` does."""
+    cdef uintptr_t address = pointer_argument(ptr, "ptr")
+    cdef size_t bytes_ = size_argument(size, "size")
+    cdef MemoryResource resource
+    cdef StreamHandle* order = NULL
+    if mr is not None and owner is not None:
+        raise ValueError("owner and mr cannot be given together: the memory has one owner")
+    if deallocate is not None:
+        if mr is not None:
+            raise ValueError("deallocate and mr cannot be given together: the memory is freed once")
+        if not callable(deallocate):
+            raise TypeError(f"deallocate must be callable, got {type(deallocate).__name__}: {deallocate!r}")
+        order = bind_default_stream() if stream is None else bind_stream(Stream_accept(stream))
+        _describe(self, address, bytes_, None, order)
+        self.owner = owner
+        self.resource = FreeFunction(deallocate)
+        self.deleter = ask_function
+        self.begin(STATE_OWNED, None, 0)
+        return 0
+    if mr is None:
+        if stream is not None:
+            Stream_accept(stream)
+        _describe(self, address, bytes_, None, NULL)
+        self.owner = owner
+        self.begin(STATE_BORROWED, None, 0)
+        return 0
+    if not isinstance(mr, MemoryResource):
+        raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {mr!r}")
+    resource = mr
+    if stream is not None:
+        order = bind_stream(Stream_accept(stream))
+    elif resource.deleter != ask_python or resource.is_device_accessible:
+        order = bind_default_stream()
+        if order == NULL:
+            raise RuntimeError(
+                "the default stream cannot be recorded while no CUDA context is current; give stream=, or call "
+                "Device.set_current() first"
+            )
+    _describe(self, address, bytes_, resource, order)
+    resource.own(self)
     return 0
 
 
@@ -136,46 +193,8 @@ cdef class Buffer(Record):
         -----
         A call that raises has taken nothing: the memory is still the caller's.
         """
-        cdef uintptr_t address = pointer_argument(ptr, "ptr")
-        cdef size_t bytes_ = size_argument(size, "size")
-        cdef MemoryResource resource
-        cdef StreamHandle* order = NULL
-        cdef Buffer self
-        if mr is not None and owner is not None:
-            raise ValueError("owner and mr cannot be given together: the memory has one owner")
-        if deallocate is not None:
-            if mr is not None:
-                raise ValueError("deallocate and mr cannot be given together: the memory is freed once")
-            if not callable(deallocate):
-                raise TypeError(f"deallocate must be callable, got {type(deallocate).__name__}: {deallocate!r}")
-            order = bind_default_stream() if stream is None else bind_stream(Stream_accept(stream))
-            self = new_buffer(address, bytes_, None, -1, order)
-            self.owner = owner
-            self.resource = FreeFunction(deallocate)
-            self.deleter = ask_function
-            self.begin(STATE_OWNED, None, 0)
-            return self
-        if mr is None:
-            if stream is not None:
-                Stream_accept(stream)
-            self = new_buffer(address, bytes_, None, -1, NULL)
-            self.owner = owner
-            self.begin(STATE_BORROWED, None, 0)
-            return self
-        if not isinstance(mr, MemoryResource):
-            raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {mr!r}")
-        resource = mr
-        if stream is not None:
-            order = bind_stream(Stream_accept(stream))
-        elif resource.deleter != ask_python or resource.is_device_accessible:
-            order = bind_default_stream()
-            if order == NULL:
-                raise RuntimeError(
-                    "the default stream cannot be recorded while no CUDA context is current; give stream=, or call "
-                    "Device.set_current() first"
-                )
-        self = new_buffer(address, bytes_, resource, -1, order)
-        resource.own(self)
+        cdef Buffer self = Buffer.__new__(Buffer)
+        take_handle(self, ptr, size, mr, owner, stream, deallocate)
         return self
 
     def detach(self):
@@ -376,6 +395,118 @@ cdef class Buffer(Record):
     def release_on_collection(self, value):
         self.ensure_usable()
         self.kept_by_collector = not value
+
+    # -- bytes -----------------------------------------------------------------------------------------------------
+
+    def copy_to(self, dst=None, *, stream, options=None):
+        """Copy all bytes to another buffer, in the order of a stream. Nothing waits.
+
+        Parameters
+        ----------
+        dst : Buffer, optional
+            Where to, of the same size. By default a new buffer of this buffer's resource.
+        stream : Stream
+            The stream that orders the copy. It does not order the release of either buffer: see
+            :meth:`record_stream`.
+        options : CopyOptions, optional
+            Hints for the copy. Not with ``LEGACY_DEFAULT_STREAM``, nor with a stream that is being captured. A driver
+            older than CUDA 13.2 ignores them.
+
+        Returns
+        -------
+        Buffer
+            The destination.
+
+        Raises
+        ------
+        ValueError
+            If the sizes differ, the two overlap in a part, or ``dst`` is None and the buffer has no resource.
+        TypeError
+            If an argument has the wrong type, or the options do not go with the stream.
+        OwnershipError
+            If a buffer is closed, or being released or moved by another call.
+        RuntimeError
+            If the options ask for ``DURING_API_CALL`` and the driver is older than CUDA 13.2.
+        CUDAError
+            If the driver refuses.
+
+        Notes
+        -----
+        Both buffers are lent for the length of the call. On a stream that is being captured, the graph holds both
+        loans until it and everything made from it are gone. Memory of the host that the driver does not know is read,
+        or written, before the call returns.
+
+        Examples
+        --------
+        >>> copy = buffer.copy_to(stream=stream)  # doctest: +SKIP
+        """
+        cdef Buffer target
+        cdef object resource
+        self.ensure_usable()
+        order = Stream_accept(stream)
+        if dst is None:
+            resource = self.resource if isinstance(self.resource, MemoryResource) else None
+            if resource is None or self.state() == STATE_BORROWED:
+                raise ValueError("a destination buffer must be provided (this buffer does not have a memory_resource)")
+            ensure_copy_options(options, order, "copy_to")
+            dst = resource.allocate(self.size, stream=order)
+        if not isinstance(dst, Buffer):
+            raise TypeError(f"dst must be a Buffer, got {type(dst).__name__}: {dst!r}")
+        target = dst
+        copy(target, self, order, options, "copy_to")
+        return dst
+
+    def copy_from(self, src, *, stream, options=None):
+        """Copy all bytes from another buffer, in the order of a stream. Nothing waits.
+
+        Parameters
+        ----------
+        src : Buffer
+            Where from, of the same size.
+        stream, options
+            As for :meth:`copy_to`, and so are errors and ordering.
+        """
+        cdef Buffer source
+        self.ensure_usable()
+        order = Stream_accept(stream)
+        if not isinstance(src, Buffer):
+            raise TypeError(f"src must be a Buffer, got {type(src).__name__}: {src!r}")
+        source = src
+        copy(self, source, order, options, "copy_from")
+
+    def fill(self, value, *, stream):
+        """Fill the memory with a repeated pattern, in the order of a stream. Nothing waits.
+
+        Parameters
+        ----------
+        value : int or object with the buffer protocol
+            An integer in [0, 256), or 1, 2 or 4 contiguous bytes, in the order in which they shall lie in memory.
+        stream : Stream
+            The stream that orders it. It does not order the release of the buffer: see :meth:`record_stream`.
+
+        Raises
+        ------
+        TypeError
+            If ``value`` is neither, or ``stream`` is no stream.
+        OverflowError
+            If an integer is outside [0, 256).
+        ValueError
+            If the pattern has another length, or size and address of the buffer are not multiples of it.
+        OwnershipError
+            If the buffer is closed, or being released or moved by another call.
+        CUDAError
+            If the driver refuses, as it does for memory of the host that it does not know.
+
+        Notes
+        -----
+        The buffer is lent for the length of the call; on a stream that is being captured, to the graph.
+
+        Examples
+        --------
+        >>> buffer.fill(b"\\xff\\x00", stream=stream)  # doctest: +SKIP
+        """
+        self.ensure_usable()
+        fill(self, value, Stream_accept(stream))
 
     # -- loans -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.bindings cimport cydriver
+
+from cuda.core._memory._allocation cimport Record
+from cuda.core._stream_handle cimport StreamHandle
+
+# What a graph holds for one operation that was captured into it.
+cdef struct GraphLoan:
+    cydriver.CUgraph graph
+    cydriver.CUuserObject object
+
+# Lends one record, or two, to the graph that is being captured on a stream. False, and nothing lent, where none is.
+cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1
+# Takes back what lend_to_graph has lent, after the operation itself was refused.
+cdef int take_back(GraphLoan* loan) except -1

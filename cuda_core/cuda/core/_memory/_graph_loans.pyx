@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loans that a graph holds: an operation that is captured leaves an address in the graph, which may run at any time.
+
+The graph gets a user object for each such operation. The driver destroys it when the graph and everything made from the
+graph are gone, and calls us on a thread of its own, where neither the driver nor Python may be called. The call only
+puts the loan on a list; a Python thread ends it.
+"""
+
+import atexit
+import threading
+
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cuda.bindings cimport cydriver
+from libc.stdlib cimport calloc, free
+
+from cuda.core._driver cimport check
+from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._loans cimport end_loan, lend
+from cuda.core._stream_handle cimport StreamHandle
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t*, void*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+    int pthread_cond_init(pthread_cond_t*, void*)
+    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
+    int pthread_cond_signal(pthread_cond_t*)
+    ctypedef void (*ForkHandler)() noexcept nogil
+    int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
+
+cdef struct Lent:
+    Lent* next
+    PyObject* one      # each is a record with a loan open, and a reference to it; NULL for none
+    PyObject* other
+
+cdef pthread_mutex_t _mutex
+cdef pthread_cond_t _changed
+cdef Lent* _left = NULL      # the graph is gone, the loans are still open
+cdef bint _stopping = False
+cdef object _thread = None
+
+
+cdef void _init_locks() noexcept nogil:
+    pthread_mutex_init(&_mutex, NULL)
+    pthread_cond_init(&_changed, NULL)
+
+
+cdef void _before_fork() noexcept nogil:
+    pthread_mutex_lock(&_mutex)
+
+
+cdef void _after_fork_in_parent() noexcept nogil:
+    pthread_mutex_unlock(&_mutex)
+
+
+cdef void _after_fork_in_child() noexcept nogil:
+    """The thread is not in the child, and what graphs held was the parent's."""
+    global _left
+    _init_locks()
+    _left = NULL
+
+
+_init_locks()
+if pthread_atfork(_before_fork, _after_fork_in_parent, _after_fork_in_child) != 0:
+    raise MemoryError("no memory for fork handlers")
+
+
+cdef void _graph_is_gone(void* data) noexcept nogil:
+    """The destructor of a user object, called by the driver."""
+    global _left
+    cdef Lent* lent = <Lent*>data
+    pthread_mutex_lock(&_mutex)
+    lent.next = _left
+    _left = lent
+    pthread_cond_signal(&_changed)
+    pthread_mutex_unlock(&_mutex)
+
+
+cdef void _end(PyObject* record) noexcept:
+    if record != NULL:
+        end_loan(<Record>record)
+        Py_DECREF(<Record>record)
+
+
+cdef void _end_all(Lent* lent) noexcept:
+    cdef Lent* following
+    while lent != NULL:
+        following = lent.next
+        _end(lent.one)
+        _end(lent.other)
+        free(lent)
+        lent = following
+
+
+def _end_what_is_left():
+    """The thread: wait without the GIL, end loans with it."""
+    global _left
+    cdef Lent* lent
+    cdef bint stopping = False
+    while not stopping:
+        with nogil:
+            pthread_mutex_lock(&_mutex)
+            while _left == NULL and not _stopping:
+                pthread_cond_wait(&_changed, &_mutex)
+            lent = _left
+            _left = NULL
+            stopping = _stopping
+            pthread_mutex_unlock(&_mutex)
+        _end_all(lent)
+
+
+def _stop():
+    """At exit: end the thread while Python runs. What a graph lets go of later stays to the end of the process."""
+    global _stopping
+    thread = _thread
+    if thread is None or not thread.is_alive():
+        return
+    with nogil:
+        pthread_mutex_lock(&_mutex)
+        _stopping = True
+        pthread_cond_signal(&_changed)
+        pthread_mutex_unlock(&_mutex)
+    thread.join(1)
+
+
+atexit.register(_stop)
+
+
+cdef int _ensure_thread() except -1:
+    """Start the thread with the first captured operation, and once more in the child of a fork."""
+    global _thread
+    if _thread is None or not _thread.is_alive():
+        thread = threading.Thread(target=_end_what_is_left, name="cuda.core graph loans", daemon=True)
+        thread.start()
+        _thread = thread
+    return 0
+
+
+cdef int take_back(GraphLoan* loan) except -1:
+    cdef cydriver.CUresult result
+    with nogil:
+        # Refused, the graph keeps the loan until it goes.
+        result = cydriver.cuGraphReleaseUserObject(loan.graph, loan.object, 1)
+    return result
+
+
+cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1:
+    """Begin loans that last as long as the graph that is being captured on a stream.
+
+    Parameters
+    ----------
+    order
+        The stream on which an operation is about to be put.
+    one, other
+        What the operation uses. ``other`` may be None.
+    loan
+        Where to note what was lent.
+
+    Returns
+    -------
+    bool
+        Whether the stream is being captured. If not, nothing was lent.
+
+    Raises
+    ------
+    CUDAError
+        If the driver refuses. Nothing was lent then, and the capture is as it was.
+    OwnershipError
+        If a buffer is closed, or being released or moved by another call.
+    """
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.CUresult result
+    cdef Lent* lent
+    with nogil:
+        result = cydriver.cuStreamIsCapturing(order.stream, &status)
+    # The legacy stream refuses to be asked while a stream is captured that it would wait for. So would the operation;
+    # but that would invalidate the capture.
+    check(result, b"cuStreamIsCapturing")
+    if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        return False
+    with nogil:
+        result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, NULL, &loan.graph, NULL, NULL, NULL)
+    check(result, b"cuStreamGetCaptureInfo")
+    _ensure_thread()
+    lent = <Lent*>calloc(1, sizeof(Lent))
+    if lent == NULL:
+        raise MemoryError("no memory for the loan of a graph")
+    try:
+        lend(one, "captured")
+        Py_INCREF(one)
+        lent.one = <PyObject*>one
+        if other is not None and other is not one:
+            lend(other, "captured")
+            Py_INCREF(other)
+            lent.other = <PyObject*>other
+        with nogil:
+            result = cydriver.cuUserObjectCreate(
+                &loan.object, lent, _graph_is_gone, 1,
+                cydriver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC,
+            )
+        check(result, b"cuUserObjectCreate")
+    except BaseException:
+        _end_all(lent)
+        raise
+    with nogil:
+        # The reference goes over to the graph.
+        result = cydriver.cuGraphRetainUserObject(
+            loan.graph, loan.object, 1, cydriver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
+        )
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            cydriver.cuUserObjectRelease(loan.object, 1)  # which ends the loans
+    check(result, b"cuGraphRetainUserObject")
+    return True

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where managed memory shall be: advice, prefetching and discarding, for one buffer and for many."""
+
+from collections.abc import Sequence
+
+from cuda.bindings cimport cydriver
+from libc.stdlib cimport calloc, free
+
+from cuda.core._driver cimport check, ensure_driver, error_for
+from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._batch cimport Loans, buffers_argument
+from cuda.core._memory._location cimport location_argument, place_of_location, place_of_ordinal
+from cuda.core._memory._loans cimport end_loan, lend
+from cuda.core._stream cimport Stream, Stream_accept
+from cuda.core._stream_handle cimport (
+    STREAM_LEGACY,
+    StreamHandle,
+    release_stream,
+    retain_stream,
+    stream_is_capturing,
+)
+
+__all__ = ["discard_batch", "discard_prefetch_batch", "prefetch_batch"]
+
+cdef str _SINGLE = "the ManagedBuffer instance method"
+
+cdef enum:
+    DISCARD = 1
+    PREFETCH = 2
+
+
+# --- advice -------------------------------------------------------------------------------------------------------
+
+
+cdef int ensure_managed(Record record, str caller) except -1:
+    if not (<object>record).is_managed:
+        raise ValueError(f"{caller} requires a managed-memory allocation ({record.describe()})")
+    return 0
+
+
+cdef int advise(Record record, cydriver.CUmem_advise advice, object place) except -1:
+    """Give advice for all of a record's memory; ``place`` is None for advice that needs none."""
+    cdef cydriver.CUmemLocation location
+    cdef cydriver.CUresult result
+    lend(record, "advised")
+    try:
+        if place is None:
+            location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST  # ignored, but has to be a place
+            location.id = 0
+        else:
+            location = location_argument(place, True)
+        ensure_managed(record, "advise")
+        if record.size == 0:
+            return 0
+        ensure_driver()
+        with nogil:
+            result = cydriver.cuMemAdvise(record.pointer, record.size, advice, location)
+        check(result, b"cuMemAdvise")
+    finally:
+        end_loan(record)
+    return 0
+
+
+cdef int read_flag(Record record, cydriver.CUmem_range_attribute attribute) except? -9:
+    cdef int value = 0
+    cdef cydriver.CUresult result
+    lend(record, "read")
+    try:
+        if record.size == 0:
+            return 0
+        ensure_driver()
+        with nogil:
+            result = cydriver.cuMemRangeGetAttribute(&value, sizeof(value), attribute, record.pointer, record.size)
+        check(result, b"cuMemRangeGetAttribute")
+    finally:
+        end_loan(record)
+    return value
+
+
+cdef object read_preferred_location(Record record):
+    cdef int kind = 0, number = 0
+    cdef cydriver.CUmem_range_attribute names[2]
+    cdef void* values[2]
+    cdef size_t sizes[2]
+    cdef cydriver.CUresult result
+    names[0] = cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE
+    names[1] = cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID
+    values[0], values[1] = &kind, &number
+    sizes[0] = sizes[1] = sizeof(int)
+    lend(record, "read")
+    try:
+        if record.size == 0:
+            return None
+        ensure_driver()
+        with nogil:
+            result = cydriver.cuMemRangeGetAttributes(values, sizes, names, 2, record.pointer, record.size)
+        check(result, b"cuMemRangeGetAttributes")
+    finally:
+        end_loan(record)
+    return place_of_location(kind, number)
+
+
+cdef list read_accessed_by(Record record):
+    """Return the devices, and the host, that are advised to have the memory mapped."""
+    cdef int count = 0
+    cdef int* ordinals
+    cdef size_t bytes_
+    cdef cydriver.CUresult result
+    lend(record, "read")
+    try:
+        if record.size == 0:
+            return []
+        ensure_driver()
+        with nogil:
+            result = cydriver.cuDeviceGetCount(&count)
+        check(result, b"cuDeviceGetCount")
+        count += 1  # the host
+        bytes_ = count * sizeof(int)
+        ordinals = <int*>calloc(count, sizeof(int))
+        if ordinals == NULL:
+            raise MemoryError("no memory for a list of devices")
+        try:
+            with nogil:
+                result = cydriver.cuMemRangeGetAttribute(
+                    ordinals, bytes_, cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY,
+                    record.pointer, record.size,
+                )
+            check(result, b"cuMemRangeGetAttribute")
+            return [place_of_ordinal(ordinals[n]) for n in range(count) if ordinals[n] != -2]  # -2 is an empty place
+        finally:
+            free(ordinals)
+    finally:
+        end_loan(record)
+
+
+# --- prefetching and discarding -----------------------------------------------------------------------------------
+
+
+cdef int _ensure_no_capture(StreamHandle* order, str caller) except -1:
+    """Refuse a stream that is being captured with the driver's error. The driver's own refusal ends the capture."""
+    cdef bint capturing = False
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result
+    with nogil:
+        result = stream_is_capturing(order, &capturing, &function)
+    check(result, function)
+    if capturing:
+        error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"cuStreamIsCapturing")
+        error.args = (f"{error.args[0]}: {caller} cannot be captured into a graph",)
+        raise error
+    return 0
+
+
+cdef list _places_argument(object locations, Py_ssize_t count, str caller):
+    """Return one checked place for each buffer."""
+    cdef list places
+    if isinstance(locations, Sequence) and not isinstance(locations, str):
+        places = list(locations)
+        if len(places) != count:
+            raise ValueError(f"{caller}: location length {len(places)} does not match targets length {count}")
+    else:
+        places = [locations] * count
+    for place in places:
+        location_argument(place, True)
+    return places
+
+
+cdef int _operate(str caller, int what, object stream, object buffers, object locations) except -1:
+    """Check everything, lend everything, then make one driver call."""
+    cdef Stream order = Stream_accept(stream)
+    cdef StreamHandle* handle = retain_stream(order._handle)
+    cdef Loans loans = Loans()
+    cdef Record record
+    cdef list records, places = None
+    try:
+        if what & DISCARD and handle.kind == STREAM_LEGACY:
+            raise TypeError(
+                f"{caller} does not accept LEGACY_DEFAULT_STREAM: the driver refuses it. Pass another stream, "
+                "PER_THREAD_DEFAULT_STREAM for one."
+            )
+        records = buffers_argument(buffers, caller, _SINGLE)
+        loans.add(records, "used")
+        if what & PREFETCH:
+            places = _places_argument(locations, len(records), caller)
+        for record in records:
+            ensure_managed(record, caller)
+        if places is not None:
+            places = [place for record, place in zip(records, places) if record.size]
+        records = [record for record in records if record.size]  # the driver refuses the others, and nothing is to do
+        if not records:
+            return 0
+        ensure_driver()
+        _ensure_no_capture(handle, caller)
+        if what == PREFETCH and (len(records) == 1 or handle.kind == STREAM_LEGACY):
+            _prefetch_each(records, places, handle)
+        else:
+            _call_batch(what, records, places, handle)
+    finally:
+        loans.end()
+        release_stream(handle)
+    return 0
+
+
+cdef int _prefetch_each(list records, list places, StreamHandle* order) except -1:
+    """Prefetch one after the other: batches do not go with the legacy stream."""
+    cdef Record record
+    cdef cydriver.CUmemLocation location
+    cdef cydriver.CUresult result
+    for record, place in zip(records, places):
+        location = location_argument(place, False)
+        with nogil:
+            result = cydriver.cuMemPrefetchAsync(record.pointer, record.size, location, 0, order.stream)
+        check(result, b"cuMemPrefetchAsync")
+    return 0
+
+
+cdef int _call_batch(int what, list records, list places, StreamHandle* order) except -1:
+    cdef Py_ssize_t count = len(records), index
+    cdef size_t location_count = 0
+    cdef cydriver.CUdeviceptr* pointers = <cydriver.CUdeviceptr*>calloc(count, sizeof(cydriver.CUdeviceptr))
+    cdef size_t* sizes = <size_t*>calloc(count, sizeof(size_t))
+    cdef cydriver.CUmemLocation* locations = <cydriver.CUmemLocation*>calloc(count, sizeof(cydriver.CUmemLocation))
+    cdef size_t* indices = <size_t*>calloc(count, sizeof(size_t))
+    cdef cydriver.CUresult result
+    cdef const char* function
+    cdef Record record
+    last = None
+    try:
+        if NULL in (<void*>pointers, <void*>sizes, <void*>locations, <void*>indices):
+            raise MemoryError(f"no memory for the list of {count} buffers")
+        for index in range(count):
+            record = records[index]
+            pointers[index], sizes[index] = record.pointer, record.size
+            if places is not None and (location_count == 0 or places[index] != last):
+                last = places[index]
+                locations[location_count] = location_argument(last, False)
+                indices[location_count] = index
+                location_count += 1
+        with nogil:
+            if what == PREFETCH:
+                function = b"cuMemPrefetchBatchAsync"
+                result = cydriver.cuMemPrefetchBatchAsync(
+                    pointers, sizes, count, locations, indices, location_count, 0, order.stream
+                )
+            elif what == DISCARD:
+                function = b"cuMemDiscardBatchAsync"
+                result = cydriver.cuMemDiscardBatchAsync(pointers, sizes, count, 0, order.stream)
+            else:
+                function = b"cuMemDiscardAndPrefetchBatchAsync"
+                result = cydriver.cuMemDiscardAndPrefetchBatchAsync(
+                    pointers, sizes, count, locations, indices, location_count, 0, order.stream
+                )
+        check(result, function)
+    finally:
+        free(pointers)
+        free(sizes)
+        free(locations)
+        free(indices)
+    return 0
+
+
+def prefetch(buffer, location, stream):
+    """Prefetch one buffer: what :meth:`ManagedBuffer.prefetch` does."""
+    _operate("prefetch", PREFETCH, stream, [buffer], [location])
+
+
+def discard(buffer, stream):
+    """Discard one buffer: what :meth:`ManagedBuffer.discard` does."""
+    _operate("discard", DISCARD, stream, [buffer], None)
+
+
+def discard_prefetch(buffer, location, stream):
+    """Discard and prefetch one buffer: what :meth:`ManagedBuffer.discard_prefetch` does."""
+    _operate("discard_prefetch", DISCARD | PREFETCH, stream, [buffer], [location])
+
+
+def prefetch_batch(stream, buffers, locations):
+    """Move the pages of several managed buffers to places, in the order of a stream. Nothing waits.
+
+    Parameters
+    ----------
+    stream : Stream
+        The stream that orders it. Not one that is being captured.
+    buffers : sequence of Buffer
+        Managed memory. Empty buffers are passed over.
+    locations : Device, Host or sequence of them
+        Where to, one for all buffers or one for each.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If the buffers are none, one is not managed, a location is missing or a NUMA node that this machine lacks, or
+        the lengths differ.
+    OwnershipError
+        If a buffer is closed, or being released or moved by another call.
+    CUDAError
+        If the driver refuses, or the stream is being captured, which goes on then.
+
+    Notes
+    -----
+    Everything is checked before anything starts. All buffers are lent for the length of the call; the stream does not
+    order their release (:meth:`Buffer.record_stream`). May be called from any thread.
+
+    Examples
+    --------
+    >>> prefetch_batch(stream, [a, b], [Device(0), Host()])  # doctest: +SKIP
+    """
+    _operate("prefetch_batch", PREFETCH, stream, buffers, locations)
+
+
+def discard_batch(stream, buffers):
+    """Tell the driver that what several managed buffers hold is not needed, in the order of a stream. Nothing waits.
+
+    What the buffers hold is undefined until it is written or prefetched again.
+
+    Parameters
+    ----------
+    stream : Stream
+        The stream that orders it. Not ``LEGACY_DEFAULT_STREAM``, nor one that is being captured.
+    buffers : sequence of Buffer
+        Managed memory. Empty buffers are passed over.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type, or the stream is the legacy default stream.
+    ValueError, OwnershipError, CUDAError
+        As for :func:`prefetch_batch`, whose notes hold here too.
+
+    Examples
+    --------
+    >>> discard_batch(stream, [scratch, staging])  # doctest: +SKIP
+    """
+    _operate("discard_batch", DISCARD, stream, buffers, None)
+
+
+def discard_prefetch_batch(stream, buffers, locations):
+    """Discard what several managed buffers hold and move their pages to places, in the order of a stream.
+
+    Parameters
+    ----------
+    stream : Stream
+        The stream that orders it. Not ``LEGACY_DEFAULT_STREAM``, nor one that is being captured.
+    buffers : sequence of Buffer
+        Managed memory. Empty buffers are passed over.
+    locations : Device, Host or sequence of them
+        Where to, one for all buffers or one for each.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type, or the stream is the legacy default stream.
+    ValueError, OwnershipError, CUDAError
+        As for :func:`prefetch_batch`, whose notes hold here too.
+
+    Examples
+    --------
+    >>> discard_prefetch_batch(stream, [a, b], Device(0))  # doctest: +SKIP
+    """
+    _operate("discard_prefetch_batch", DISCARD | PREFETCH, stream, buffers, locations)
