@@ -362,6 +362,37 @@ def test_threads_capture_and_destroy(device):
     assert len(resource.asked) == 1
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_of_a_deallocate_reaches_the_main_thread(device, stream, kind):
+    """Ctrl-C and ``sys.exit()`` are not about the memory, and the thread that ends loans has no caller to tell."""
+
+    class Interrupted(Plain):
+        refusals = 1
+
+        def deallocate(self, ptr, size, *, stream=None):
+            if self.refusals:
+                self.refusals -= 1
+                raise kind("stop")
+            super().deallocate(ptr, size, stream=stream)
+
+    resource, quiet = Interrupted(), Plain()
+    first, second = resource.allocate(SMALL), quiet.allocate(SMALL)
+    graph = Graph(stream, lambda: first.fill(1, stream=stream))
+    other = Graph(stream, lambda: second.fill(1, stream=stream))
+    address = second.handle
+    first.close()
+    second.close()
+    with pytest.raises(kind, match="stop"):
+        graph.end()
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            time.sleep(0.001)
+    other.end()  # the thread goes on
+    assert given_back(address)
+    for pointer in list(resource.held):  # raising promised that nothing was freed
+        resource.give_back(pointer)
+
+
 @pytest.mark.sim_only
 def test_graphs_that_are_alive_at_exit_are_silent():
     output = child_output(

@@ -15,7 +15,8 @@ from libc.stdlib cimport calloc, free
 
 from cuda.core._driver cimport check
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._loans cimport end_loan, lend
+from cuda.core._memory._interrupts cimport raise_on_main_thread
+from cuda.core._memory._loans cimport Loan, new_loan
 from cuda.core._stream_handle cimport StreamHandle
 
 cdef extern from "<pthread.h>" nogil:
@@ -34,7 +35,7 @@ cdef extern from "<pthread.h>" nogil:
 
 cdef struct Lent:
     Lent* next
-    PyObject* one      # each is a record with a loan open, and a reference to it; NULL for none
+    PyObject* one      # each is a reference to a Loan; NULL for none
     PyObject* other
 
 cdef pthread_mutex_t _mutex
@@ -80,10 +81,16 @@ cdef void _graph_is_gone(void* data) noexcept nogil:
     pthread_mutex_unlock(&_mutex)
 
 
-cdef void _end(PyObject* record) noexcept:
-    if record != NULL:
-        end_loan(<Record>record)
-        Py_DECREF(<Record>record)
+cdef void _end(PyObject* lent) noexcept:
+    cdef Loan loan
+    if lent == NULL:
+        return
+    loan = <Loan>lent
+    Py_DECREF(loan)  # the name keeps it
+    try:
+        loan.end(True)
+    except BaseException as error:  # of an author's deallocate, to end the program: it is the main thread's to end
+        raise_on_main_thread(error)
 
 
 cdef void _end_all(Lent* lent) noexcept:
@@ -148,6 +155,12 @@ cdef int take_back(GraphLoan* loan) except -1:
     return result
 
 
+cdef PyObject* _open_loan(Record record) except NULL:
+    cdef Loan loan = new_loan(record, "captured")
+    Py_INCREF(loan)
+    return <PyObject*>loan
+
+
 cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1:
     """Begin loans that last as long as the graph that is being captured on a stream.
 
@@ -190,13 +203,9 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
     if lent == NULL:
         raise MemoryError("no memory for the loan of a graph")
     try:
-        lend(one, "captured")
-        Py_INCREF(one)
-        lent.one = <PyObject*>one
+        lent.one = _open_loan(one)
         if other is not None and other is not one:
-            lend(other, "captured")
-            Py_INCREF(other)
-            lent.other = <PyObject*>other
+            lent.other = _open_loan(other)
         with nogil:
             result = cydriver.cuUserObjectCreate(
                 &loan.object, lent, _graph_is_gone, 1,

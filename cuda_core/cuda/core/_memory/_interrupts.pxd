@@ -2,3 +2,4 @@
 
 cdef bint is_interrupt(object error) noexcept
 cdef void pass_on(object error) noexcept
+cdef void raise_on_main_thread(object error) noexcept

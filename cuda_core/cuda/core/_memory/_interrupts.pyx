@@ -37,3 +37,13 @@ cdef void pass_on(object error) noexcept:
             return
         Py_DECREF(error)
     PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type(error))
+
+
+cdef void raise_on_main_thread(object error) noexcept:
+    """Raise an interrupt on the main thread, from a thread of this package, which has no caller that it could end."""
+    if not is_interrupt(error):
+        return
+    Py_INCREF(error)
+    if Py_AddPendingCall(_raise_again, <void*>error) != 0:
+        Py_DECREF(error)
+        PyThreadState_SetAsyncExc(threading.main_thread().ident, type(error))
