@@ -241,7 +241,7 @@ ARGUMENTS = {  # positional ones; below, those by keyword
     "copy_from": lambda stream, resource: (Buffer.from_handle(0, 0),),
     "fill": lambda stream, resource: (0,),
 }
-KEYWORDS = {name: ("stream",) for name in ("copy_to", "copy_from", "fill")}
+KEYWORDS = dict.fromkeys(("copy_to", "copy_from", "fill"), ("stream",))
 PUBLIC = sorted(name for name in dir(Buffer) if not name.startswith("_"))
 OPERATORS = {
     "with": lambda buffer: buffer.__enter__(),
@@ -288,7 +288,7 @@ def test_buf_05_every_public_name_of_a_closed_buffer(ended, device, resource, dr
             with pytest.raises(OwnershipError, match=rf"^Buffer has been closed.*{words}"):
                 value = getattr(buffer, name)
                 if callable(value):
-                    keywords = {keyword: stream for keyword in KEYWORDS.get(name, ())}
+                    keywords = dict.fromkeys(KEYWORDS.get(name, ()), stream)
                     value(*ARGUMENTS.get(name, lambda stream, resource: ())(stream, resource), **keywords)
         assert words.split(".*")[-1] in repr(buffer)
         assert hash(buffer) == before

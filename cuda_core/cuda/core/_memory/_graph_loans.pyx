@@ -29,7 +29,7 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_unlock(pthread_mutex_t*)
     int pthread_cond_init(pthread_cond_t*, void*)
     int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
-    int pthread_cond_signal(pthread_cond_t*)
+    int pthread_cond_broadcast(pthread_cond_t*)
     ctypedef void (*ForkHandler)() noexcept nogil
     int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
 
@@ -77,7 +77,7 @@ cdef void _graph_is_gone(void* data) noexcept nogil:
     pthread_mutex_lock(&_mutex)
     lent.next = _left
     _left = lent
-    pthread_cond_signal(&_changed)
+    pthread_cond_broadcast(&_changed)
     pthread_mutex_unlock(&_mutex)
 
 
@@ -88,7 +88,7 @@ cdef void _end(PyObject* lent) noexcept:
     loan = <Loan>lent
     Py_DECREF(loan)  # the name keeps it
     try:
-        loan.end(True)
+        loan.end_or_raise(True)
     except BaseException as error:  # of an author's deallocate, to end the program: it is the main thread's to end
         raise_on_main_thread(error)
 
@@ -129,7 +129,7 @@ def _stop():
     with nogil:
         pthread_mutex_lock(&_mutex)
         _stopping = True
-        pthread_cond_signal(&_changed)
+        pthread_cond_broadcast(&_changed)
         pthread_mutex_unlock(&_mutex)
     thread.join(1)
 
