@@ -11,6 +11,7 @@ from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._copy cimport copy, ensure_copy_options
 from cuda.core._memory._fill cimport fill
 from cuda.core._memory._loans cimport Loan, close_record, end_loan, lend, new_loan
+from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
 from cuda.core._memory._ownership cimport (
     EVENT_BEGIN_AUTOMATIC_RELEASE,
@@ -550,6 +551,56 @@ cdef class Buffer(Record):
         """
         self.ensure_usable()
         return ArrayView(self, typestr, shape)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Lend the bytes to another library, in a capsule of DLPack. Its life is a loan on this buffer.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's stream: 1 and 2 for the default streams, or an address. Its later work waits for the
+            streams recorded here, and it joins the streams that order the release: it must live until the memory is
+            returned. None stands for the legacy default stream; for memory that the host can use, the call waits for
+            the recorded streams instead. -1 orders nothing.
+        max_version : tuple of int, optional
+            The newest version of DLPack that the consumer understands.
+        dl_device : tuple of int, optional
+            Where the consumer wants the data, as a device type and device id. By default where it is.
+        copy : bool, optional
+            True: export a copy. False: never copy. None: copy where ``dl_device`` makes it necessary.
+
+        Returns
+        -------
+        PyCapsule
+            A one-dimensional array of ``int8``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong; ``stream=0`` is. No driver call is made.
+        BufferError
+            If the device or the copy asked for cannot be given.
+        OwnershipError
+            If the buffer is closed, or being released or moved by another call.
+        CUDAError
+            If the driver refuses, or one of the streams is being captured and the other is not in that capture.
+
+        Examples
+        --------
+        >>> array = numpy.from_dlpack(pinned_buffer)  # doctest: +SKIP
+        """
+        return export_buffer(self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self):
+        """Return where the memory lies as a DLPack device type and device id.
+
+        Raises
+        ------
+        OwnershipError
+            If the buffer is closed.
+        """
+        self.ensure_usable()
+        return classify_dl_device(self)
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         cdef Py_ssize_t* extent

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams of other libraries: what their numbers mean, and how one is ordered behind the streams of a buffer.
+
+Consumers of DLPack and of the array interfaces name their stream by a number. The work that is in the producer's
+streams has to be seen by whatever the consumer does later in its own.
+"""
+
+from cuda.bindings cimport cydriver
+
+from cuda.core._context cimport current_context, device_of_context, primary_context
+from cuda.core._driver cimport check, ensure_driver, error_for
+from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._loans cimport Loan
+from cuda.core._stream_handle cimport (
+    STREAM_FOREIGN,
+    STREAM_LEGACY,
+    STREAM_PER_THREAD,
+    STREAM_SET,
+    StreamHandle,
+    StreamKind,
+    add_stream,
+    new_stream_handle,
+    release_stream,
+    retain_stream,
+    stream_is_capturing,
+    stream_is_gone,
+    stream_is_idle,
+)
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+
+
+cdef object stream_number(object stream, str name):
+    """Return NO_STREAM, NO_SYNC or the number of a stream; 0 is left to the caller to judge.
+
+    Raises
+    ------
+    TypeError
+        If it is neither None nor a number.
+    ValueError
+        If it is a negative number other than -1, or does not fit into 64 bits.
+    """
+    if stream is None:
+        return NO_STREAM
+    if isinstance(stream, (bool, float, str, bytes, bytearray)):  # int() would read them as numbers
+        raise TypeError(f"{name} must be an int or None, got {stream!r}")
+    try:
+        number = int(stream)  # a CUstream of the bindings has no __index__
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be an int or None, got {type(stream).__name__}: {stream!r}") from None
+    if number < -1 or number >= 2**64:
+        raise ValueError(f"{name} must be -1 or the address of a stream, got {number}")
+    return number
+
+
+cdef StreamHandle* consumer_handle(object number, int device_id, StreamHandle* producer) except? NULL:
+    """Return a counted handle for a consumer's stream number; NULL where a default stream has no context to be in.
+
+    1 and 2 are the default streams of the memory's device: in the current context if that is one of the device, in the
+    device's primary context otherwise. Memory of no device takes the current context, or else the producer's.
+    """
+    cdef cydriver.CUcontext context
+    cdef StreamKind kind
+    if number > 2:
+        return new_stream_handle(<cydriver.CUstream><size_t>number, NULL, -1, STREAM_FOREIGN)
+    kind = STREAM_PER_THREAD if number == 2 else STREAM_LEGACY
+    context = current_context()
+    if device_id >= 0 and (context == NULL or device_of_context(context) != device_id):
+        context = primary_context(device_id)
+    elif context == NULL and producer != NULL:
+        context = producer.context
+    if context == NULL:
+        return NULL
+    return new_stream_handle(<cydriver.CUstream><size_t>(2 if kind == STREAM_PER_THREAD else 1), context, -1, kind)
+
+
+cdef Record ordering_record(Record record):
+    """Return the record whose streams order the free of this memory: of a slice, that of the whole."""
+    while isinstance(record.owner, Loan):
+        record = (<Loan>record.owner).record
+    if record.range is not None and record.range.heir is not None:
+        return record.range.heir  # the buffer was closed, and the loans hold its memory
+    return record
+
+
+cdef int join_order(Record record, StreamHandle* consumer) except -1:
+    """Let a consumer's stream order the free too, unless it does already under another name."""
+    cdef StreamHandle* known = record.stream
+    cdef StreamHandle* one
+    cdef int member
+    for member in range(known.member_count if known != NULL and known.kind == STREAM_SET else 1):
+        one = known.members[member] if known != NULL and known.kind == STREAM_SET else known
+        # The address of a stream is the stream, whoever made it. The two tokens mean nothing without their context.
+        if one != NULL and one.stream == consumer.stream and consumer.kind == STREAM_FOREIGN:
+            return 0
+    record.stream = add_stream(known, retain_stream(consumer))
+    return 0
+
+
+# --- one stream behind another ------------------------------------------------------------------------------------
+
+
+cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
+                                         const char** function) noexcept nogil:
+    """Find the context of a stream; on failure ``function`` names the call that was refused."""
+    cdef cydriver.CUresult result
+    context[0] = handle.context
+    if handle.context != NULL:
+        return cydriver.CUresult.CUDA_SUCCESS
+    function[0] = b"cuStreamGetCtx"
+    result = cydriver.cuStreamGetCtx(handle.stream, context)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        handle.context = context[0]
+    return result
+
+
+cdef cydriver.CUstream seen_from_here(StreamHandle* handle) noexcept nogil:
+    """Another thread's per-thread stream cannot be named; the legacy stream waits for it and takes its place."""
+    if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
+        return <cydriver.CUstream>1
+    return handle.stream
+
+
+cdef cydriver.CUresult _wait_behind(StreamHandle* later, StreamHandle* earlier, bint* gone,
+                                    const char** function) noexcept nogil:
+    """Let ``later`` wait for what is in ``earlier`` now. Each call is made in its own stream's context, in which the
+    tokens of the default streams are resolved."""
+    cdef cydriver.CUcontext first = NULL, second = NULL, popped = NULL
+    cdef cydriver.CUevent event = NULL
+    cdef cydriver.CUresult result = context_of_stream(earlier, &first, function)
+    gone[0] = stream_is_gone(earlier, result)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = context_of_stream(later, &second, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuCtxPushCurrent"
+    result = cydriver.cuCtxPushCurrent(first)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuEventCreate"
+    result = cydriver.cuEventCreate(&event, cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuEventRecord"
+        result = cydriver.cuEventRecord(event, seen_from_here(earlier))
+        gone[0] = stream_is_gone(earlier, result)
+    cydriver.cuCtxPopCurrent(&popped)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuCtxPushCurrent"
+        result = cydriver.cuCtxPushCurrent(second)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function[0] = b"cuStreamWaitEvent"
+            result = cydriver.cuStreamWaitEvent(later.stream, event, 0)
+            cydriver.cuCtxPopCurrent(&popped)
+    if event != NULL:
+        cydriver.cuEventDestroy(event)  # the driver keeps it until the wait is over
+    return result
+
+
+cdef bint _is_one_capture(StreamHandle* one, StreamHandle* other) except -1:
+    """Whether two capturing streams belong to the same capture."""
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.cuuint64_t ids[2]
+    cdef cydriver.CUresult result
+    cdef StreamHandle* handle
+    cdef int index
+    for index in range(2):
+        handle = one if index == 0 else other
+        if handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.stream == <cydriver.CUstream>1:
+            return False  # it is never captured itself; a stream that it waits for is
+        with nogil:
+            result = cydriver.cuStreamGetCaptureInfo(handle.stream, &status, &ids[index], NULL, NULL, NULL, NULL)
+        check(result, b"cuStreamGetCaptureInfo")
+    return ids[0] == ids[1]
+
+
+cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) except -1:
+    cdef bint producer_captures = False, consumer_captures = False, idle = False, gone = False
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result
+    if producer.stream == consumer.stream and (producer.kind == STREAM_FOREIGN or producer.context == consumer.context):
+        if producer.kind != STREAM_PER_THREAD or producer.thread == consumer.thread:
+            return 0
+    with nogil:
+        result = stream_is_capturing(producer, &producer_captures, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            result = stream_is_capturing(consumer, &consumer_captures, &function)
+    check(result, function)
+    if producer_captures or consumer_captures:
+        if not producer_captures:
+            with nogil:
+                result = stream_is_idle(producer, &idle, &function)
+            check(result, function)
+        if idle:
+            return 0  # nothing to wait for, so the capture needs no edge to the outside
+        if not (producer_captures and consumer_captures and _is_one_capture(producer, consumer)):
+            error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_ISOLATION, b"cuStreamIsCapturing")
+            error.args = (
+                f"{error.args[0]}: the consumer's stream and the stream of the memory are not in the same capture, and "
+                "ordering one behind the other would break it; export before or after the capture, or give stream=-1 "
+                "and order the work yourself",
+            )
+            raise error
+    with nogil:
+        result = _wait_behind(consumer, producer, &gone, &function)
+    if not gone:
+        check(result, function)
+    return 0
+
+
+cdef int order_behind(StreamHandle* consumer, StreamHandle* producer) except -1:
+    """Let all later work of the consumer's stream wait for what is in the producer's streams now. Nothing waits here.
+
+    Raises
+    ------
+    CUDAError
+        If the driver refuses, or one of the streams is being captured and the other is not in that capture. No stream
+        waits for another then, except that of several producers the first ones may be waited for.
+    """
+    cdef int member
+    if consumer == NULL or producer == NULL:
+        return 0
+    ensure_driver()
+    # Another thread may replace the record's stream meanwhile.
+    producer = retain_stream(producer)
+    try:
+        if producer.kind != STREAM_SET:
+            _order_behind_one(consumer, producer)
+        else:
+            for member in range(producer.member_count):
+                _order_behind_one(consumer, producer.members[member])
+    finally:
+        release_stream(producer)
+    return 0
