@@ -18,3 +18,7 @@ cdef bint wants_versioned(object max_version) except -1
 cdef tuple wanted_device(object dl_device)
 cdef object export_buffer(Record record, object stream, object max_version, object dl_device, object copy)
 cpdef tuple classify_dl_device(object buf)
+cdef object export_memory(void* data, tuple place, DLDataType dtype, tuple shape, tuple strides, uint64_t flags,
+                          object keeper, Record record, object number, bint versioned)
+cdef object checked_copy(object copy)
+cdef int check_consumer(object number, int device_type, object stream) except -1

@@ -219,13 +219,13 @@ cdef DLDataType _bytes_type() noexcept:
     return dtype
 
 
-cdef object _checked_copy(object copy):
+cdef object checked_copy(object copy):
     if copy is not None and not isinstance(copy, bool):
         raise TypeError(f"copy must be True, False or None, got {copy!r}")
     return copy
 
 
-cdef int _check_consumer(object number, int device_type, object stream) except -1:
+cdef int check_consumer(object number, int device_type, object stream) except -1:
     if device_type == DL_CPU:
         if number not in (NO_STREAM, NO_SYNC):
             raise ValueError(f"stream must be None or -1 for memory that only the host can use, got {stream!r}")
@@ -245,10 +245,10 @@ cdef object export_buffer(Record record, object stream, object max_version, obje
     cdef tuple wanted = wanted_device(dl_device)
     cdef tuple place
     cdef int target
-    _checked_copy(copy)
+    checked_copy(copy)
     record.ensure_usable()
     place = classify_dl_device(record)
-    _check_consumer(number, place[0], stream)
+    check_consumer(number, place[0], stream)
     target = place[0]
     if wanted is not None and wanted != place:
         if wanted == (DL_CPU, 0) and place[0] in (DL_CUDA_HOST, DL_CUDA_MANAGED):
@@ -266,27 +266,35 @@ cdef object export_buffer(Record record, object stream, object max_version, obje
         if target == DL_CPU:
             return _export_host_copy(record, number, versioned)
         return _export_copy(record, number, versioned, place)
-    return _export_lent(record, record, number, versioned, place, 0)
+    return _export_lent(record, number, versioned, place, 0)
 
 
-cdef object _export_lent(Record record, Record timed, object number, bint versioned, tuple place, uint64_t flags):
-    """Export the memory itself, behind the work in the streams of ``timed``."""
-    cdef Record source = ordering_record(timed)
+cdef object _export_lent(Record record, object number, bint versioned, tuple place, uint64_t flags):
+    """Export the memory of a buffer itself."""
+    return export_memory(
+        <void*>record.pointer, place, _bytes_type(), (record.size,), (1,), flags, new_loan(record, "exported"), record,
+        number, versioned,
+    )
+
+
+cdef object export_memory(void* data, tuple place, DLDataType dtype, tuple shape, tuple strides, uint64_t flags,
+                          object keeper, Record record, object number, bint versioned):
+    """Export memory that ``keeper`` keeps, behind the work in the streams of ``record`` if that is not None."""
     cdef StreamHandle* consumer = NULL
-    cdef object loan = new_loan(record, "exported")
+    cdef StreamHandle* producer = NULL
     cdef object capsule
-    cdef int device_id = place[1] if place[0] == DL_CUDA else -1
     try:
-        if number == NO_STREAM and place[0] != DL_CUDA:
-            wait_for_order(source.stream)  # the host may look at it as soon as it has the capsule
-        elif number != NO_SYNC:
-            consumer = consumer_handle(1 if number == NO_STREAM else number, device_id, source.stream)
-            order_behind(consumer, source.stream)
+        if record is not None and number != NO_SYNC:
+            producer = ordering_record(record).stream
+            if number == NO_STREAM and place[0] != DL_CUDA:
+                wait_for_order(producer)  # the host may look at it as soon as it has the capsule
+            else:
+                consumer = consumer_handle(
+                    1 if number == NO_STREAM else number, place[1] if place[0] == DL_CUDA else -1, producer
+                )
+                order_behind(consumer, producer)
         capsule = export_capsule(
-            new_export(
-                <void*>record.pointer, place[0], place[1], _bytes_type(), (record.size,), (1,), flags, loan
-            ),
-            versioned,
+            new_export(data, place[0], place[1], dtype, shape, strides, flags, keeper), versioned
         )
         if consumer != NULL:
             join_order(ordering_record(record), consumer)
@@ -406,7 +414,7 @@ cdef object _export_copy(Record record, object number, bint versioned, tuple pla
                 wait_for_order(order)  # the consumer has named no stream that could wait for the copy
             else:
                 join_order(whole, order)
-            capsule = _export_lent(copied, copied, NO_SYNC, versioned, place, DL_IS_COPIED)
+            capsule = _export_lent(copied, NO_SYNC, versioned, place, DL_IS_COPIED)
         finally:
             if lent:
                 end_loan(record)

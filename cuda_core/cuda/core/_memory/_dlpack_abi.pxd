@@ -69,7 +69,7 @@ cdef struct DLPackExchangeAPI:
     int (*managed_tensor_allocator)(
         DLTensor* prototype, DLManagedTensorVersioned** out, void* error_ctx,
         void (*set_error)(void* error_ctx, const char* kind, const char* message) noexcept nogil) noexcept nogil
-    int (*managed_tensor_from_py_object_no_sync)(void* py_object, DLManagedTensorVersioned** out) noexcept
-    int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned* tensor, void** out_py_object) noexcept
-    int (*dltensor_from_py_object_no_sync)(void* py_object, DLTensor* out) noexcept
+    int (*managed_tensor_from_py_object_no_sync)(void* py_object, DLManagedTensorVersioned** out) except -1
+    int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned* tensor, void** out_py_object) except -1
+    int (*dltensor_from_py_object_no_sync)(void* py_object, DLTensor* out) except -1
     int (*current_work_stream)(int32_t device_type, int32_t device_id, void** out_current_stream) noexcept nogil

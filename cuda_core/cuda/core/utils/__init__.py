@@ -13,6 +13,11 @@ __all__ = [
     "discard_batch",
     "discard_prefetch_batch",
     "prefetch_batch",
+"""Views of arrays of any library."""
+from cuda.core._memoryview import StridedMemoryView
+from cuda.core._viewable_arguments import args_viewable_as_strided_memory
+    "StridedMemoryView",
+    "args_viewable_as_strided_memory",
 ]
 
 # Public names of cuda-core 1.2.2 that this build does not have.
@@ -24,6 +29,13 @@ _ABSENT = frozenset(
         "StridedMemoryView",
         "args_viewable_as_strided_memory",
         "make_program_cache_key",
+        "CopyOptions",
+        "MemcpyOverlapMode",
+        "MemcpySrcAccessOrder",
+        "copy_batch",
+        "discard_batch",
+        "discard_prefetch_batch",
+        "prefetch_batch",
     }
 )
 

@@ -1,0 +1,753 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``StridedMemoryView``: arrays of other libraries, and buffers, as address, layout and type."""
+
+import warnings
+
+from cpython.pycapsule cimport PyCapsule_New
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int32_t, int64_t, intptr_t, uintptr_t
+from libc.stdlib cimport calloc, free
+
+from cuda.core._context cimport current_context, device_of_context
+from cuda.core._layout cimport _StridedLayout
+from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._buffer cimport Buffer
+from cuda.core._memory._dlpack cimport (
+    check_consumer,
+    checked_copy,
+    classify_dl_device,
+    export_memory,
+    new_export,
+    wanted_device,
+    wants_versioned,
+)
+from cuda.core._memory._dlpack_abi cimport (
+    DL_CPU,
+    DL_CUDA,
+    DL_CUDA_HOST,
+    DL_CUDA_MANAGED,
+    DL_READ_ONLY,
+    DLPACK_MAJOR,
+    DLPACK_MINOR,
+    DLDataType,
+    DLManagedTensorVersioned,
+    DLPackExchangeAPI,
+    DLTensor,
+)
+from cuda.core._memory._dlpack_import cimport ImportedTensor, take_capsule, take_managed
+from cuda.core._memory._handshake cimport NO_STREAM, NO_SYNC, consumer_handle, order_behind, stream_number
+from cuda.core._memory._loans cimport new_loan
+from cuda.core._memory._pointer_attributes cimport pointer_attributes
+from cuda.core._stream_handle cimport StreamHandle, release_stream
+
+from cuda.core._element_types import as_dtype, dlpack_type, numpy_dtype, typestr_dtype
+
+__all__ = ["StridedMemoryView"]
+
+cdef DLPackExchangeAPI _exchange_api  # filled in below
+cdef str _AMBIGUOUS = "stream=None is ambiguous with view()"
+cdef str _NO_PROTOCOL = "the input object does not support any data exchange protocol"
+
+
+cdef class StridedMemoryView:
+    """An array seen as address, layout and type, whoever made it.
+
+    Made by :meth:`from_dlpack`, :meth:`from_cuda_array_interface`, :meth:`from_array_interface`,
+    :meth:`from_any_interface` and :meth:`from_buffer`.
+
+    A view of a buffer is a loan on it, and a view of another library's array keeps that array's memory: until
+    :meth:`close`, the end of the ``with`` block or the end of the object. What a view has exported itself, and other
+    views made of it, keep the memory beyond that.
+
+    Parameters
+    ----------
+    obj : object
+        An array with DLPack or ``__cuda_array_interface__``. Making a view by the constructor is deprecated.
+    stream_ptr : int
+        See :meth:`from_dlpack`.
+
+    Attributes
+    ----------
+    ptr : int
+        Address of the element at offset 0 of the layout; 0 once closed.
+    device_id : int
+        Ordinal of the device; -1 for memory that only the host can use.
+    is_device_accessible : bool
+        Whether a device can use the memory.
+    readonly : bool
+        Whether the exporter forbids writing.
+    exporting_obj : object
+        What the view was made of.
+
+    Notes
+    -----
+    Safe from any thread. A view knows no stream: whoever uses it on one orders that behind the stream it was made for.
+
+    Examples
+    --------
+    >>> with StridedMemoryView.from_dlpack(array, stream_ptr=-1) as view:
+    ...     view.shape
+    (3, 4)
+    """
+
+    __dlpack_c_exchange_api__ = PyCapsule_New(&_exchange_api, b"dlpack_exchange_api", NULL)
+
+    def __init__(self, obj=None, stream_ptr=None):
+        if obj is None:
+            warnings.warn(
+                "Constructing an empty StridedMemoryView is deprecated; use one of the classmethods `from_dlpack`, "
+                "`from_cuda_array_interface` or `from_any_interface`",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return
+        has_dlpack = _speaks_dlpack(obj)
+        way = "DLPack" if has_dlpack else "CUDA-array-interface"
+        name = "from_dlpack" if has_dlpack else "from_cuda_array_interface"
+        if not has_dlpack and not hasattr(obj, "__cuda_array_interface__"):
+            raise BufferError(_NO_PROTOCOL)
+        warnings.warn(
+            f"Constructing a StridedMemoryView directly from a {way}-supporting object is deprecated; use "
+            f"`StridedMemoryView.{name}` or `StridedMemoryView.from_any_interface` instead.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if has_dlpack:
+            _fill_from_dlpack(self, obj, stream_ptr)
+        else:
+            _fill_from_cuda_interface(self, obj, stream_ptr)
+
+    def __dealloc__(self):
+        free(self._numbers)
+
+    @classmethod
+    def from_dlpack(cls, obj, stream_ptr=None):
+        """View an array through DLPack.
+
+        Parameters
+        ----------
+        obj : object
+            An array with ``__dlpack__`` and ``__dlpack_device__``.
+        stream_ptr : int
+            The stream in which the view will be used: 0 and 1 for the legacy default stream, 2 for the per-thread
+            one, or an address. The exporter orders it behind its own work. -1: no order is wanted. None is only
+            allowed for pinned and managed memory.
+
+        Returns
+        -------
+        StridedMemoryView
+
+        Raises
+        ------
+        BufferError
+            If ``stream_ptr`` is None and must not be, or the exported tensor is wrong or not supported.
+        TypeError, ValueError
+            If ``stream_ptr`` is not a stream.
+        """
+        cdef StridedMemoryView self = StridedMemoryView.__new__(cls)
+        _fill_from_dlpack(self, obj, stream_ptr)
+        return self
+
+    @classmethod
+    def from_cuda_array_interface(cls, obj, stream_ptr=None):
+        """View an array through ``__cuda_array_interface__``, version 3 or later.
+
+        Parameters
+        ----------
+        obj : object
+            An array with the interface. It is kept alive by the view.
+        stream_ptr : int
+            The stream in which the view will be used, as in :meth:`from_dlpack`; it is ordered behind the stream that
+            the interface names. -1: no order is wanted.
+
+        Returns
+        -------
+        StridedMemoryView
+
+        Raises
+        ------
+        BufferError
+            If ``stream_ptr`` is None, the version is too old, or there is a mask.
+        TypeError, ValueError
+            If the interface is malformed.
+        CUDAError
+            If the driver does not know the address, or refuses the order.
+        """
+        cdef StridedMemoryView self = StridedMemoryView.__new__(cls)
+        _fill_from_cuda_interface(self, obj, stream_ptr)
+        return self
+
+    @classmethod
+    def from_array_interface(cls, obj):
+        """View an array of the host through ``__array_interface__``, such as NumPy's.
+
+        Parameters
+        ----------
+        obj : object
+            An array with the interface. It is kept alive by the view.
+
+        Returns
+        -------
+        StridedMemoryView
+
+        Raises
+        ------
+        BufferError
+            If the version is too old, or there is a mask.
+        TypeError, ValueError
+            If the interface is malformed.
+        """
+        cdef StridedMemoryView self = StridedMemoryView.__new__(cls)
+        _fill_from_interface(self, obj, obj.__array_interface__, "NumPy Array Interface")
+        self._place, self.device_id = (DL_CPU, 0), -1
+        return self
+
+    @classmethod
+    def from_any_interface(cls, obj, stream_ptr=None):
+        """View an array through DLPack, or else through ``__cuda_array_interface__``.
+
+        Parameters
+        ----------
+        obj : object
+            An array.
+        stream_ptr : int
+            See :meth:`from_dlpack`.
+
+        Returns
+        -------
+        StridedMemoryView
+
+        Raises
+        ------
+        BufferError
+            If it has neither, and as the two methods say.
+        """
+        if _speaks_dlpack(obj):
+            return cls.from_dlpack(obj, stream_ptr)
+        if hasattr(obj, "__cuda_array_interface__"):
+            return cls.from_cuda_array_interface(obj, stream_ptr)
+        raise BufferError(_NO_PROTOCOL)
+
+    @classmethod
+    def from_buffer(cls, buffer, tuple shape not None, tuple strides=None, *, itemsize=None, dtype=None,
+                    bint is_readonly=False):
+        """View a buffer as an array. The view is a loan on the buffer. No stream waits for another.
+
+        Parameters
+        ----------
+        buffer : Buffer
+            The memory.
+        shape : tuple of int
+            Extent of each dimension.
+        strides : tuple of int, optional
+            Steps in elements. C order without gaps by default.
+        itemsize : int, optional
+            Bytes of an element, where no ``dtype`` is given.
+        dtype : numpy.dtype, optional
+            Type of an element.
+        is_readonly : bool, optional
+            Whether consumers of the view must not write. (Default False)
+
+        Returns
+        -------
+        StridedMemoryView
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If the layout is wrong or does not fit into the buffer.
+        OwnershipError
+            If the buffer is closed.
+        """
+        cdef StridedMemoryView self
+        cdef _StridedLayout layout
+        if not isinstance(buffer, Buffer):
+            raise TypeError(f"buffer must be a Buffer, got {type(buffer).__name__}: {buffer!r}")
+        if dtype is not None:
+            dtype = as_dtype(dtype)
+            if itemsize is not None and itemsize != dtype.itemsize:
+                raise ValueError(f"itemsize ({itemsize}) does not match dtype.itemsize ({dtype.itemsize})")
+            itemsize = dtype.itemsize
+        elif itemsize is None:
+            raise ValueError("Either itemsize or dtype must be specified")
+        layout = _StridedLayout(shape, strides, itemsize)
+        (<Record>buffer).ensure_usable()
+        _check_bounds(layout, 0, buffer.size)
+        self = StridedMemoryView.__new__(cls)
+        self._place = classify_dl_device(buffer)
+        self.device_id = _device_id(buffer, self._place)
+        self.is_device_accessible = self._place[0] != DL_CPU
+        self.readonly = is_readonly
+        self._known_layout, self._known_dtype = layout, dtype
+        self._low, self._high = 0, buffer.size
+        self._source = new_loan(buffer, "viewed")
+        self.ptr = <intptr_t>(<Record>buffer).pointer
+        self.exporting_obj = buffer
+        self._record = buffer
+        return self
+
+    def view(self, layout=None, dtype=None):
+        """Return the same memory with another layout or type. It keeps the memory by itself.
+
+        Parameters
+        ----------
+        layout : _StridedLayout, optional
+            The new layout, from the same offset 0. By default the present one.
+        dtype : numpy.dtype, optional
+            The new type. By default the present one.
+
+        Returns
+        -------
+        StridedMemoryView
+            This one, if nothing is to change.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the sizes of elements differ, or the layout leaves the memory that this view was made of.
+        RuntimeError
+            If the view is closed.
+        """
+        cdef StridedMemoryView other
+        cdef _StridedLayout wanted
+        if layout is not None and not isinstance(layout, _StridedLayout):
+            raise TypeError(f"layout must be a _StridedLayout, got {type(layout).__name__}: {layout!r}")
+        self._ensure_open()
+        if layout is None and dtype is None:
+            return self
+        wanted = self._layout if layout is None else layout
+        kind = as_dtype(dtype) if dtype is not None else self._dtype_or_none()
+        if kind is not None and kind.itemsize != wanted.itemsize:
+            raise ValueError(
+                f"The dtype's itemsize ({kind.itemsize}) does not match the layout's itemsize ({wanted.itemsize})."
+            )
+        _check_bounds(wanted, self._low, self._high)
+        other = StridedMemoryView.__new__(type(self))
+        other.ptr, other.device_id, other._place = self.ptr, self.device_id, self._place
+        other.is_device_accessible, other.readonly = self.is_device_accessible, self.readonly
+        other.exporting_obj, other._source, other._record = self.exporting_obj, self._source, self._record
+        other._low, other._high = self._low, self._high
+        other._known_layout, other._known_dtype = wanted, kind
+        if dtype is None and wanted.itemsize == self._layout.itemsize:
+            other._dl_type, other._typestr = self._dl_type, self._typestr
+        return other
+
+    def close(self):
+        """Let go of the memory. Closing twice is harmless. What was exported or viewed from here keeps it."""
+        self.ptr = 0
+        self._place = None
+        self._record = None
+        self.exporting_obj = None
+        self._source = None  # last: the end of a loan may run other code, which finds a closed view
+
+    @property
+    def is_closed(self):
+        """bool: whether the view has let go of its memory."""
+        return self._place is None
+
+    def __enter__(self):
+        self._ensure_open()
+        return self
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        self.close()
+
+    cdef int _ensure_open(self) except -1:
+        if self._place is None:
+            raise RuntimeError("StridedMemoryView has been closed" if self._known_layout is not None else
+                               "Cannot infer layout from the exporting object")
+        return 0
+
+    # -- what it says ----------------------------------------------------------------------------------------------
+
+    @property
+    def _layout(self):
+        """_StridedLayout: where the elements lie, relative to :attr:`ptr`."""
+        if self._known_layout is None:
+            raise ValueError("Cannot infer layout from the exporting object")
+        return self._known_layout
+
+    @property
+    def size(self):
+        """int: the number of elements."""
+        return self._layout.volume
+
+    @property
+    def shape(self):
+        """tuple of int: the extent of each dimension."""
+        return self._layout.shape
+
+    @property
+    def strides(self):
+        """tuple of int or None: the strides in elements; None where the exporter gave none: C order without gaps."""
+        return self._layout.strides
+
+    def _dtype_or_none(self):
+        try:
+            return self.dtype
+        except NotImplementedError:
+            return None
+
+    @property
+    def dtype(self):
+        """numpy.dtype or None: the type of an element, None where only its size is known.
+
+        Raises
+        ------
+        NotImplementedError
+            If NumPy has no such type. ``bfloat16`` and its like need the package ``ml_dtypes``.
+        """
+        if self._known_dtype is None:
+            if self._dl_type.bits:
+                self._known_dtype = numpy_dtype(self._dl_type.code, self._dl_type.bits, self._dl_type.lanes)
+            elif self._typestr is not None:
+                self._known_dtype = typestr_dtype(self._typestr)
+        return self._known_dtype
+
+    def __repr__(self):
+        layout = self._known_layout
+        if layout is None:
+            return "StridedMemoryView()"
+        kind = type(self._dtype_or_none())
+        exporter = type(self.exporting_obj)
+        indent = ",\n" + " " * len("StridedMemoryView(")
+        return "StridedMemoryView(" + indent.join(
+            [
+                f"ptr={self.ptr}",
+                f"shape={layout.shape}",
+                f"strides={layout.strides}",
+                f"itemsize={layout.itemsize}",
+                f"dtype={kind.__module__}.{kind.__qualname__}",
+                f"device_id={self.device_id}",
+                f"is_device_accessible={bool(self.is_device_accessible)}",
+                f"readonly={bool(self.readonly)}",
+                f"exporting_obj={exporter.__module__}.{exporter.__qualname__}",
+            ]
+        ) + ")"
+
+    # -- handing it on ---------------------------------------------------------------------------------------------
+
+    cdef DLDataType _export_type(self) except *:
+        cdef DLDataType kind
+        if self._dl_type.bits:
+            return self._dl_type
+        dtype = self.dtype
+        if dtype is None:
+            raise BufferError(
+                "Cannot export StridedMemoryView via DLPack without dtype information; "
+                "create the view with dtype specified."
+            )
+        kind.code, kind.bits = dlpack_type(dtype)
+        kind.lanes = 1
+        return kind
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Lend the memory on, in a capsule of DLPack, which keeps it as the view does.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's stream. Of a view of a buffer it is ordered as :meth:`Buffer.__dlpack__` says; the streams of
+            another library's array are not known here, and nothing is ordered.
+        max_version : tuple of int, optional
+            The newest version of DLPack that the consumer understands.
+        dl_device : tuple of int, optional
+            Where the consumer wants the data: where it is, or ``(1, 0)`` for memory that the host can use.
+        copy : bool, optional
+            True is not supported.
+
+        Returns
+        -------
+        PyCapsule
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong.
+        BufferError
+            If DLPack has no such type, the device or a copy cannot be given, or the view is read-only and the consumer
+            understands no version of DLPack that can say so.
+        RuntimeError
+            If the view is closed.
+        """
+        cdef object number = stream_number(stream, "stream")
+        cdef bint versioned = wants_versioned(max_version)
+        cdef tuple wanted = wanted_device(dl_device)
+        cdef tuple place
+        self._ensure_open()
+        place = self._place
+        if checked_copy(copy):
+            raise BufferError("Sorry, not supported: copy=True")
+        check_consumer(number, place[0], stream)
+        if wanted is not None and wanted != place:
+            if wanted != (DL_CPU, 0) or place[0] == DL_CUDA:
+                raise BufferError(f"Sorry, not supported: memory of device {place} with dl_device={wanted}")
+            place = wanted
+        if self.readonly and not versioned:
+            raise BufferError("a read-only view needs a consumer that gives max_version=(1, 0) or later")
+        return export_memory(
+            <void*>(self.ptr + <intptr_t>self._layout.slice_offset_in_bytes), place, self._export_type(),
+            self._layout.shape, self._known_layout._known_strides(), DL_READ_ONLY if self.readonly else 0,
+            self._source, self._record, number, versioned,
+        )
+
+    def __dlpack_device__(self):
+        """Return where the memory lies as a DLPack device type and device id."""
+        self._ensure_open()
+        return self._place
+
+    def copy_from(self, other, stream, allocator=None, blocking=None):
+        """Raises NotImplementedError, as in cuda-core 1.2.2."""
+        if not isinstance(other, StridedMemoryView):
+            raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {other!r}")
+        raise NotImplementedError("Sorry, not supported: copy_from")
+
+    def copy_to(self, other, stream=None, allocator=None, blocking=None):
+        """Raises NotImplementedError, as in cuda-core 1.2.2."""
+        if not isinstance(other, StridedMemoryView):
+            raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {other!r}")
+        raise NotImplementedError("Sorry, not supported: copy_to")
+
+
+# --- where views come from ----------------------------------------------------------------------------------------
+
+
+cdef int _check_bounds(_StridedLayout layout, object low, object high) except -1:
+    """Refuse a layout with elements outside of the bytes from ``low`` to ``high``."""
+    first, last = layout.offset_bounds
+    if last < first:
+        return 0
+    if low == 0:
+        needed = layout.required_size_in_bytes()
+        if needed > high:
+            raise ValueError(
+                f"Buffer size is too small for the layout. Expected at least {needed} bytes, got {high} bytes."
+            )
+    elif first * layout.itemsize < low or (last + 1) * layout.itemsize > high:
+        raise ValueError(
+            f"The layout needs the bytes from {first * layout.itemsize} to {(last + 1) * layout.itemsize}, the memory "
+            f"has those from {low} to {high}."
+        )
+    return 0
+
+
+cdef int _device_id(object buffer, tuple place) except? -2:
+    if place[0] == DL_CPU:
+        return -1
+    if place[0] == DL_CUDA:
+        return place[1]
+    try:
+        number = buffer.device_id
+    except (RuntimeError, TypeError):
+        return 0  # pinned memory of no device in particular, which DLPack says is of device 0
+    return 0 if number < 0 else number
+
+
+cpdef bint _speaks_dlpack(object obj) except -1:
+    return hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__")
+
+
+cdef object _consumer_number(object stream_ptr):
+    """Return the consumer's stream as a number; 0, the address of no stream, stands for the legacy default stream."""
+    number = stream_number(stream_ptr, "stream_ptr")
+    return 1 if number == 0 else number
+
+
+cdef int _fill_from_tensor(StridedMemoryView self, ImportedTensor imported, object obj) except -1:
+    cdef DLTensor* tensor = imported.tensor
+    cdef tuple shape = tuple([tensor.shape[axis] for axis in range(tensor.ndim)])
+    cdef tuple strides = None
+    cdef int size = tensor.dtype.bits * tensor.dtype.lanes // 8
+    if tensor.strides != NULL:
+        strides = tuple([tensor.strides[axis] for axis in range(tensor.ndim)])
+    self._known_layout = _StridedLayout(shape, strides, size)
+    first, last = self._known_layout.offset_bounds
+    self._low, self._high = min(first * size, 0), (last + 1) * size
+    self.ptr = <intptr_t>(<uintptr_t>tensor.data + <uintptr_t>tensor.byte_offset)
+    self._place = (tensor.device.device_type, tensor.device.device_id)
+    self.is_device_accessible = tensor.device.device_type != DL_CPU
+    self.device_id = tensor.device.device_id if self.is_device_accessible else -1
+    self.readonly = imported.is_readonly
+    self._dl_type = tensor.dtype
+    self._source = imported
+    self.exporting_obj = obj
+    if isinstance(obj, Buffer):
+        self._record = obj
+    elif isinstance(obj, StridedMemoryView):
+        self._record = (<StridedMemoryView>obj)._record
+    return 0
+
+
+cdef int _fill_from_dlpack(StridedMemoryView self, object obj, object stream_ptr) except -1:
+    cdef object number = _consumer_number(stream_ptr)
+    device_type, _ = obj.__dlpack_device__()
+    device_type = int(device_type)
+    if device_type not in (DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED):
+        raise BufferError(f"device not supported: DLPack device type {device_type}")
+    if number == NO_STREAM and device_type in (DL_CPU, DL_CUDA):
+        raise BufferError(_AMBIGUOUS)
+    keywords = {}
+    if device_type != DL_CPU:
+        keywords["stream"] = None if number == NO_STREAM else number
+    try:
+        capsule = obj.__dlpack__(max_version=(DLPACK_MAJOR, 0), **keywords)
+    except TypeError:  # an exporter older than DLPack 1.0
+        capsule = obj.__dlpack__(**keywords)
+    return _fill_from_tensor(self, take_capsule(capsule), obj)
+
+
+cdef int _fill_from_interface(StridedMemoryView self, object obj, object interface, str name) except -1:
+    """Read what the two array interfaces have in common."""
+    cdef _StridedLayout layout
+    if not isinstance(interface, dict):
+        raise TypeError(f"the {name} must be a dict, got {type(interface).__name__}: {interface!r}")
+    for key in ("version", "shape", "typestr", "data"):
+        if key not in interface:
+            raise ValueError(f"the {name} lacks {key!r}")
+    if interface["version"] < 3:
+        raise BufferError(f"only {name} v3 or above is supported, got version {interface['version']}")
+    if interface.get("mask") is not None:
+        raise BufferError("mask is not supported")
+    data = interface["data"]
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise TypeError(f"data of the {name} must be a tuple (address, read-only), got {data!r}")
+    address = stream_number(data[0], "the address in data")
+    if address < 0:
+        raise ValueError(f"the address in data must not be {data[0]!r}")
+    shape, strides = interface["shape"], interface.get("strides")
+    if not isinstance(shape, tuple):
+        raise TypeError(f"shape of the {name}: Expected tuple, got {type(shape).__name__}")
+    if strides is not None and not isinstance(strides, tuple):
+        raise TypeError(f"strides of the {name}: Expected tuple, got {type(strides).__name__}")
+    self._typestr = interface["typestr"]
+    size = typestr_dtype(self._typestr).itemsize
+    layout = _StridedLayout(shape, strides, size, True)
+    first, last = layout.offset_bounds
+    if last * size + size > 2**63 - 1 or address > 2**63 - 1:
+        raise OverflowError(f"the {name} describes memory beyond all addresses")
+    self._known_layout = layout
+    self._low, self._high = min(first * size, 0), (last + 1) * size
+    self.ptr = address
+    self.readonly = bool(data[1])
+    self._source = obj
+    self.exporting_obj = obj
+    return 0
+
+
+cdef int _fill_from_cuda_interface(StridedMemoryView self, object obj, object stream_ptr) except -1:
+    cdef object number = _consumer_number(stream_ptr)
+    cdef object interface = obj.__cuda_array_interface__
+    cdef StreamHandle* consumer = NULL
+    cdef StreamHandle* producer = NULL
+    _fill_from_interface(self, obj, interface, "CUDA Array Interface")
+    if number == NO_STREAM:
+        raise BufferError(_AMBIGUOUS)
+    stream = stream_number(interface.get("stream"), "stream of the CUDA Array Interface")
+    if number != NO_SYNC and stream in (0, NO_SYNC):
+        raise ValueError(f"stream of the CUDA Array Interface must not be {interface['stream']!r}: it is ambiguous")
+    self._place, self.device_id = _place_of(self.ptr)
+    self.is_device_accessible = True
+    if number == NO_SYNC or stream == NO_STREAM:
+        return 0
+    try:
+        producer = consumer_handle(stream, self.device_id, NULL)
+        consumer = consumer_handle(number, self.device_id, producer)
+        order_behind(consumer, producer)
+    finally:
+        release_stream(producer)
+        release_stream(consumer)
+    return 0
+
+
+cdef tuple _place_of(uintptr_t address):
+    """Return the DLPack place and the device of memory that a device can use."""
+    cdef int device_id
+    cdef bint device, host, managed
+    if address == 0:  # an array without elements
+        device_id = device_of_context(current_context()) if current_context() != NULL else 0
+        return (DL_CUDA, device_id), device_id
+    device_id, device, host, managed = pointer_attributes(address)
+    if not device:
+        raise BufferError(f"{address:#x} is memory that no device can use")
+    device_id = max(device_id, 0)
+    if managed:
+        return (DL_CUDA_MANAGED, 0), device_id
+    if host:
+        return (DL_CUDA_HOST, 0), device_id
+    return (DL_CUDA, device_id), device_id
+
+
+# --- for consumers written in C -----------------------------------------------------------------------------------
+
+
+cdef int _no_allocator(DLTensor* prototype, DLManagedTensorVersioned** out, void* error_ctx,
+                       void (*set_error)(void*, const char*, const char*) noexcept nogil) noexcept nogil:
+    if out != NULL:
+        out[0] = NULL
+    if set_error != NULL:
+        set_error(error_ctx, b"NotImplementedError", b"a StridedMemoryView allocates nothing")
+    return -1
+
+
+cdef int _managed_from_object(void* py_object, DLManagedTensorVersioned** out) except -1:
+    cdef StridedMemoryView view
+    out[0] = NULL
+    view = <StridedMemoryView?><object>py_object
+    view._ensure_open()
+    out[0] = &new_export(
+        <void*>(view.ptr + <intptr_t>view._layout.slice_offset_in_bytes), view._place[0], view._place[1],
+        view._export_type(), view._layout.shape, view._known_layout._known_strides(),
+        DL_READ_ONLY if view.readonly else 0, view._source,
+    ).versioned
+    return 0
+
+
+cdef int _object_from_managed(DLManagedTensorVersioned* tensor, void** out_py_object) except -1:
+    cdef StridedMemoryView view
+    out_py_object[0] = NULL
+    if tensor == NULL:
+        raise ValueError("there is no tensor")
+    view = StridedMemoryView.__new__(StridedMemoryView)
+    _fill_from_tensor(view, take_managed(tensor), None)
+    Py_INCREF(view)
+    out_py_object[0] = <void*>view
+    return 0
+
+
+cdef int _tensor_from_object(void* py_object, DLTensor* out) except -1:
+    """Describe a view without a loan: valid for as long as the caller keeps the view."""
+    cdef StridedMemoryView view = <StridedMemoryView?><object>py_object
+    cdef int ndim, axis
+    cdef tuple strides
+    view._ensure_open()
+    ndim = view._layout.ndim
+    out.dtype = view._export_type()
+    if view._numbers == NULL:
+        strides = view._known_layout._known_strides()
+        view._numbers = <int64_t*>calloc(2 * ndim + 1, sizeof(int64_t))
+        if view._numbers == NULL:
+            raise MemoryError("no memory for a shape")
+        for axis in range(ndim):
+            view._numbers[axis] = view._layout.shape[axis]
+            view._numbers[ndim + axis] = strides[axis]
+    out.data = <void*>(view.ptr + <intptr_t>view._layout.slice_offset_in_bytes)
+    out.device.device_type, out.device.device_id = view._place
+    out.ndim = ndim
+    out.shape, out.strides = view._numbers, view._numbers + ndim
+    out.byte_offset = 0
+    return 0
+
+
+cdef int _current_work_stream(int32_t device_type, int32_t device_id, void** out_current_stream) noexcept nogil:
+    out_current_stream[0] = NULL  # the package has no current stream: the default stream
+    return 0
+
+
+_exchange_api.header.version.major = DLPACK_MAJOR
+_exchange_api.header.version.minor = DLPACK_MINOR
+_exchange_api.header.prev_api = NULL
+_exchange_api.managed_tensor_allocator = _no_allocator
+_exchange_api.managed_tensor_from_py_object_no_sync = _managed_from_object
+_exchange_api.managed_tensor_to_py_object_no_sync = _object_from_managed
+_exchange_api.dltensor_from_py_object_no_sync = _tensor_from_object
+_exchange_api.current_work_stream = _current_work_stream
