@@ -593,7 +593,11 @@ cdef int _fill_from_dlpack(StridedMemoryView self, object obj, object stream_ptr
         capsule = obj.__dlpack__(max_version=(DLPACK_MAJOR, 0), **keywords)
     except TypeError:  # an exporter older than DLPack 1.0
         capsule = obj.__dlpack__(**keywords)
-    return _fill_from_tensor(self, take_capsule(capsule), obj)
+    try:
+        imported = take_capsule(capsule)
+    finally:
+        capsule = None  # here, where no exception is set: its destructor may be written in Python
+    return _fill_from_tensor(self, imported, obj)
 
 
 cdef int _fill_from_interface(StridedMemoryView self, object obj, object interface, str name) except -1:

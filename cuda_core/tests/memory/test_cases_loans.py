@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures of exports reported in the field, a test each, named by the id of its case.
 
-DLPack comes later; until then these cases are shown with the other exports.
+The same cases with DLPack are in test_dlpack.py.
 """
 
 import gc

@@ -285,7 +285,7 @@ cdef object export_memory(void* data, tuple place, DLDataType dtype, tuple shape
     cdef object capsule
     try:
         if record is not None and number != NO_SYNC:
-            producer = ordering_record(record).stream
+            producer = ordering_record(record).hold_stream()
             if number == NO_STREAM and place[0] != DL_CUDA:
                 wait_for_order(producer)  # the host may look at it as soon as it has the capsule
             else:
@@ -301,6 +301,7 @@ cdef object export_memory(void* data, tuple place, DLDataType dtype, tuple shape
         return capsule
     finally:
         release_stream(consumer)
+        release_stream(producer)
 
 
 # --- copies -------------------------------------------------------------------------------------------------------
@@ -350,7 +351,7 @@ cdef int _copy_behind(StreamHandle* order, StreamHandle* producer, size_t target
 
 cdef object _export_host_copy(Record record, object number, bint versioned):
     """Export a copy in ordinary memory of the host, which ends with the export. The call waits for the copy."""
-    cdef StreamHandle* producer
+    cdef StreamHandle* producer = NULL
     cdef StreamHandle* order = NULL
     cdef Export* export = new_export(
         NULL, DL_CPU, 0, _bytes_type(), (record.size,), (1,), DL_IS_COPIED, None
@@ -364,7 +365,7 @@ cdef object _export_host_copy(Record record, object number, bint versioned):
         lend(record, "copied")
         lent = True
         if record.size:
-            producer = ordering_record(record).stream
+            producer = ordering_record(record).hold_stream()
             order = _copying_stream(number, _device_of(record), producer)
             ensure_not_capturing(order)
             _copy_behind(order, producer, <size_t>export.copied, record)
@@ -380,6 +381,7 @@ cdef object _export_host_copy(Record record, object number, bint versioned):
         if lent:
             end_loan(record)
         release_stream(order)
+        release_stream(producer)
     return export_capsule(export, versioned)
 
 
@@ -391,34 +393,32 @@ cdef int _device_of(Record record) except? -2:
 
 cdef object _export_copy(Record record, object number, bint versioned, tuple place):
     """Export a copy that the buffer's own resource has allocated, and that goes back with the capsule."""
-    cdef object source = record
-    cdef object resource = source.memory_resource
-    cdef Record whole = ordering_record(record)
+    cdef object resource, copied, capsule
+    cdef Record whole
+    cdef StreamHandle* producer = NULL
     cdef StreamHandle* order = NULL
-    cdef object copied
-    cdef bint lent = False
-    if resource is None:
-        resource = (<object>whole).memory_resource
-    if resource is None:
-        raise BufferError("Sorry, not supported: copy=True of memory that no memory resource has allocated")
+    lend(record, "copied")
     try:
-        order = _copying_stream(number, _device_of(record), whole.stream)
+        whole = ordering_record(record)
+        resource = (<object>whole).memory_resource
+        if resource is None:
+            raise BufferError("Sorry, not supported: copy=True of memory that no memory resource has allocated")
+        producer = whole.hold_stream()
+        order = _copying_stream(number, _device_of(record), producer)
         if number in (NO_STREAM, NO_SYNC):
             ensure_not_capturing(order)
         copied = resource.allocate(record.size, stream=stream_for_python(order))
         try:
-            lend(record, "copied")
-            lent = True
-            _copy_behind(order, whole.stream, (<Record?>copied).pointer, record)
+            _copy_behind(order, producer, (<Record?>copied).pointer, record)
             if number in (NO_STREAM, NO_SYNC):
                 wait_for_order(order)  # the consumer has named no stream that could wait for the copy
             else:
                 join_order(whole, order)
             capsule = _export_lent(copied, NO_SYNC, versioned, place, DL_IS_COPIED)
         finally:
-            if lent:
-                end_loan(record)
             copied.close()  # the capsule has it; where there is none, it goes back here
         return capsule
     finally:
+        end_loan(record)
         release_stream(order)
+        release_stream(producer)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The binary interface of DLPack 1.x, as its specification lays it out
-# (https://dmlc.github.io/dlpack/latest/c_api.html). Its structures have the natural alignment of C, so plain declarations give them.
+# (https://dmlc.github.io/dlpack/latest/c_api.html). Its structures have the natural alignment of C, so plain
+# declarations give them.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:

@@ -8,7 +8,7 @@ as the specification says for capsules that nobody consumed.
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_SetName
 from cpython.ref cimport PyObject
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdint cimport uintptr_t
 from libc.string cimport strcmp
 
 from cuda.core._driver cimport is_finalizing

@@ -5,6 +5,7 @@ Consumers of DLPack and of the array interfaces name their stream by a number. T
 streams has to be seen by whatever the consumer does later in its own.
 """
 
+cimport cython
 from cuda.bindings cimport cydriver
 
 from cuda.core._context cimport current_context, device_of_context, primary_context
@@ -20,7 +21,6 @@ from cuda.core._stream_handle cimport (
     StreamKind,
     add_stream,
     new_stream_handle,
-    release_stream,
     retain_stream,
     stream_is_capturing,
     stream_is_gone,
@@ -77,8 +77,13 @@ cdef StreamHandle* consumer_handle(object number, int device_id, StreamHandle* p
 
 cdef Record ordering_record(Record record):
     """Return the record whose streams order the free of this memory: of a slice, that of the whole."""
-    while isinstance(record.owner, Loan):
-        record = (<Loan>record.owner).record
+    cdef object owner = record.owner
+    cdef Record whole
+    while type(owner) is Loan:
+        whole = (<Loan>owner).record
+        if whole is None:
+            break  # another thread has ended this loan
+        record, owner = whole, whole.owner
     if record.range is not None and record.range.heir is not None:
         return record.range.heir  # the buffer was closed, and the loans hold its memory
     return record
@@ -86,15 +91,17 @@ cdef Record ordering_record(Record record):
 
 cdef int join_order(Record record, StreamHandle* consumer) except -1:
     """Let a consumer's stream order the free too, unless it does already under another name."""
-    cdef StreamHandle* known = record.stream
+    cdef StreamHandle* known
     cdef StreamHandle* one
     cdef int member
-    for member in range(known.member_count if known != NULL and known.kind == STREAM_SET else 1):
-        one = known.members[member] if known != NULL and known.kind == STREAM_SET else known
-        # The address of a stream is the stream, whoever made it. The two tokens mean nothing without their context.
-        if one != NULL and one.stream == consumer.stream and consumer.kind == STREAM_FOREIGN:
-            return 0
-    record.stream = add_stream(known, retain_stream(consumer))
+    with cython.critical_section(record):
+        known = record.stream
+        for member in range(known.member_count if known != NULL and known.kind == STREAM_SET else 1):
+            one = known.members[member] if known != NULL and known.kind == STREAM_SET else known
+            # The address of a stream is the stream, whoever made it. The tokens mean nothing without their context.
+            if one != NULL and one.stream == consumer.stream and consumer.kind == STREAM_FOREIGN:
+                return 0
+        record.stream = add_stream(known, retain_stream(consumer))
     return 0
 
 
@@ -221,14 +228,8 @@ cdef int order_behind(StreamHandle* consumer, StreamHandle* producer) except -1:
     if consumer == NULL or producer == NULL:
         return 0
     ensure_driver()
-    # Another thread may replace the record's stream meanwhile.
-    producer = retain_stream(producer)
-    try:
-        if producer.kind != STREAM_SET:
-            _order_behind_one(consumer, producer)
-        else:
-            for member in range(producer.member_count):
-                _order_behind_one(consumer, producer.members[member])
-    finally:
-        release_stream(producer)
+    if producer.kind != STREAM_SET:
+        return _order_behind_one(consumer, producer)
+    for member in range(producer.member_count):
+        _order_behind_one(consumer, producer.members[member])
     return 0
