@@ -153,6 +153,16 @@ cdef Stream create_stream(cydriver.CUcontext context, int device_id, object opti
     return self
 
 
+cdef cydriver.CUresult _enter_own(StreamHandle* handle, bint* pushed) noexcept nogil:
+    """Make the context current in which a default stream was recorded: the driver resolves its token in the current."""
+    cdef cydriver.CUresult result
+    if handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD) or handle.context == NULL:
+        return cydriver.CUresult.CUDA_SUCCESS
+    result = cydriver.cuCtxPushCurrent(handle.context)
+    pushed[0] = result == cydriver.CUresult.CUDA_SUCCESS
+    return result
+
+
 cdef class Stream:
     """A queue of work on a device. Get one from :meth:`Device.create_stream` or :meth:`Stream.from_handle`.
 
@@ -332,6 +342,8 @@ cdef class Stream:
         cdef cydriver.CUresult result
         cdef cydriver.CUevent handle
         cdef StreamHandle* order
+        cdef cydriver.CUcontext popped = NULL
+        cdef bint pushed = False
         cdef Event mark
         self._ensure_open()
         if event is None:
@@ -348,6 +360,12 @@ cdef class Stream:
                 release_stream(order)
         finally:
             mark.let_go()
+            mark._ensure_open()
+            result = _enter_own(self._handle, &pushed)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                result = cydriver.cuEventRecord(mark._event, self._handle.stream)
+            if pushed:
+                cydriver.cuCtxPopCurrent(&popped)
         check(result, b"cuEventRecord")
         return mark
 
@@ -384,6 +402,8 @@ cdef class Stream:
         cdef cydriver.CUresult result
         cdef cydriver.CUevent handle
         cdef StreamHandle* order
+        cdef cydriver.CUcontext popped = NULL
+        cdef bint pushed = False
         cdef Event mark
         self._ensure_open()
         if isinstance(event_or_stream, Event):
@@ -405,6 +425,11 @@ cdef class Stream:
                 release_stream(order)
         finally:
             mark.let_go()
+            result = _enter_own(self._handle, &pushed)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                result = cydriver.cuStreamWaitEvent(self._handle.stream, mark._event, 0)
+            if pushed:
+                cydriver.cuCtxPopCurrent(&popped)
         if own:
             mark.close()
         check(result, b"cuStreamWaitEvent")

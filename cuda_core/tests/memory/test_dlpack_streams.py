@@ -21,7 +21,7 @@ from cuda.core import (
 from cuda.core._memory._synchronous import _SynchronousMemoryResource
 from dlpack_peer import CPU, take
 from held_work import Gate, Waiting
-from support import GRANULE, attempt, check, given_back, race, read, still_allocated, write
+from support import GRANULE, attempt, check, given_back, in_context, race, read, still_allocated, write
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
@@ -191,6 +191,21 @@ def test_the_free_waits_for_the_consumers_stream(device, streams, kind):
         gate.open()
         assert closing.result() is CloseResult.DONE
     assert not still_allocated(address)
+
+
+@pytest.mark.parametrize("first", ["stream", 1, 2])
+def test_a_python_resource_is_asked_on_a_thread_without_a_context(device, streams, first):
+    """The default stream that has joined is that of the context in which it was meant."""
+    source = SOURCES["python"](device)
+    stream = {"stream": streams[0], 1: LEGACY_DEFAULT_STREAM, 2: PER_THREAD_DEFAULT_STREAM}[first]
+    buffer = source.allocate(stream=stream)
+    for consumer in (number(streams[1]), 1, 2):
+        take(buffer, stream=consumer).delete()
+    address = buffer.handle
+    free = in_context(lambda: type(source.resource).give_back(source.resource, address))
+    source.resource.give_back = lambda ptr: free()  # plain memory is freed in a context
+    assert race(buffer.close) == [CloseResult.DONE]
+    assert source.frees() == 1
 
 
 @pytest.mark.parametrize("kind", ["virtual", "pinned", "device"])
