@@ -356,16 +356,14 @@ cdef class Stream:
         try:
             order = self._hold()
             with nogil:
-                result = cydriver.cuEventRecord(handle, order.stream)
+                result = _enter_own(order, &pushed)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    result = cydriver.cuEventRecord(handle, order.stream)
+                if pushed:
+                    cydriver.cuCtxPopCurrent(&popped)
                 release_stream(order)
         finally:
             mark.let_go()
-            mark._ensure_open()
-            result = _enter_own(self._handle, &pushed)
-            if result == cydriver.CUresult.CUDA_SUCCESS:
-                result = cydriver.cuEventRecord(mark._event, self._handle.stream)
-            if pushed:
-                cydriver.cuCtxPopCurrent(&popped)
         check(result, b"cuEventRecord")
         return mark
 
@@ -421,15 +419,14 @@ cdef class Stream:
         try:
             order = self._hold()
             with nogil:
-                result = cydriver.cuStreamWaitEvent(order.stream, handle, 0)
+                result = _enter_own(order, &pushed)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    result = cydriver.cuStreamWaitEvent(order.stream, handle, 0)
+                if pushed:
+                    cydriver.cuCtxPopCurrent(&popped)
                 release_stream(order)
         finally:
             mark.let_go()
-            result = _enter_own(self._handle, &pushed)
-            if result == cydriver.CUresult.CUDA_SUCCESS:
-                result = cydriver.cuStreamWaitEvent(self._handle.stream, mark._event, 0)
-            if pushed:
-                cydriver.cuCtxPopCurrent(&popped)
         if own:
             mark.close()
         check(result, b"cuStreamWaitEvent")

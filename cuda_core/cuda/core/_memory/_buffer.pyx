@@ -10,7 +10,6 @@ from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._copy cimport copy, ensure_copy_options
 from cuda.core._memory._fill cimport fill
-from cuda.core._memory._loans cimport Loan, close_record, end_loan, lend, new_loan
 from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
 from cuda.core._memory._loans cimport Loan, close_record, end_loan, lend, new_loan
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python

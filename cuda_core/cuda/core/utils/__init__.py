@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on many buffers at once, and the options of copies."""
+"""Views of arrays of any library; operations on many buffers at once, and the options of copies."""
 
 from cuda.core._memory._copy_batch import copy_batch
 from cuda.core._memory._copy_options import CopyOptions, MemcpyOverlapMode, MemcpySrcAccessOrder
 from cuda.core._memory._managed_operations import discard_batch, discard_prefetch_batch, prefetch_batch
+from cuda.core._memoryview import StridedMemoryView
+from cuda.core._viewable_arguments import args_viewable_as_strided_memory
 
 __all__ = [
     "CopyOptions",
     "MemcpyOverlapMode",
     "MemcpySrcAccessOrder",
+    "StridedMemoryView",
+    "args_viewable_as_strided_memory",
     "copy_batch",
     "discard_batch",
     "discard_prefetch_batch",
     "prefetch_batch",
-"""Views of arrays of any library."""
-from cuda.core._memoryview import StridedMemoryView
-from cuda.core._viewable_arguments import args_viewable_as_strided_memory
-    "StridedMemoryView",
-    "args_viewable_as_strided_memory",
 ]
 
 # Public names of cuda-core 1.2.2 that this build does not have.
@@ -26,16 +25,7 @@ _ABSENT = frozenset(
         "FileStreamProgramCache",
         "InMemoryProgramCache",
         "ProgramCacheResource",
-        "StridedMemoryView",
-        "args_viewable_as_strided_memory",
         "make_program_cache_key",
-        "CopyOptions",
-        "MemcpyOverlapMode",
-        "MemcpySrcAccessOrder",
-        "copy_batch",
-        "discard_batch",
-        "discard_prefetch_batch",
-        "prefetch_batch",
     }
 )
 
