@@ -11,6 +11,7 @@ from cuda.core import (
     LEGACY_DEFAULT_STREAM,
     PER_THREAD_DEFAULT_STREAM,
     Buffer,
+    CloseResult,
     CUDAError,
     Host,
     Ownership,
@@ -18,10 +19,21 @@ from cuda.core import (
     VirtualMemoryResource,
 )
 from cuda.core.utils import CopyOptions
-from held_work import Gate
+from held_work import Gate, Waiting
 from memory_kinds import KINDS, SIZE, get, pattern, put
 from python_resources import Plain
-from support import GRANULE, blocked, check, child_output, in_context, race, read, write
+from support import (
+    GRANULE,
+    blocked,
+    check,
+    child_output,
+    given_back,
+    in_context,
+    race,
+    read,
+    still_allocated,
+    write,
+)
 
 SMALL = 4096
 
@@ -478,6 +490,70 @@ def test_a_thread_without_a_context_copies_on_a_stream_that_has_one(device, stre
     assert read(dst.handle, SMALL) == pattern(SMALL)
     src.close()
     dst.close()
+
+
+# --- while a copy is in the driver -------------------------------------------------------------------------------
+
+
+def _copy_that_waits(src, stream):
+    """A copy to ordinary memory of the host comes back when the bytes are there: the thread stays in the driver."""
+    memory = ctypes.create_string_buffer(src.size)
+    dst = Buffer.from_handle(ctypes.addressof(memory), src.size, owner=memory)
+    copying = Waiting(in_context(lambda: src.copy_to(dst, stream=stream)))
+    assert copying.waits()
+    return copying, dst
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_close_during_a_copy_returns_the_memory_after_it(device, stream, kind):
+    source = SOURCES[kind](device)
+    src = source.allocate(stream=device.create_stream())
+    address, data = src.handle, pattern(src.size)
+    put(src, data)
+    with Gate(stream) as gate:
+        copying, dst = _copy_that_waits(src, stream)
+        assert (src.loans, dst.loans) == (1, 1)
+        assert src.close() is CloseResult.LENT
+        assert still_allocated(address)
+        gate.open()
+        assert copying.result() is dst
+    assert get(dst) == data
+    assert given_back(address)
+    assert source.frees() in (None, 1)
+    dst.close()
+
+
+@pytest.mark.sim_only
+def test_a_detach_during_a_copy_is_refused(device, stream, plain):
+    src = plain.allocate(SMALL)
+    with Gate(stream) as gate:
+        copying, dst = _copy_that_waits(src, stream)
+        with pytest.raises(BufferError, match="while loans on it are open"):
+            src.detach()
+        gate.open()
+        copying.result()
+    dst.close()
+    Buffer.adopt(src.detach()).close()
+
+
+@pytest.mark.sim_only
+def test_a_grow_during_a_copy_leaves_it_the_addresses(device, stream, resource):
+    src = resource.allocate(GRANULE)
+    data = pattern(GRANULE)
+    put(src, data)
+    address = src.handle
+    with blocked(src), Gate(stream) as gate:
+        copying, dst = _copy_that_waits(src, stream)
+        large = resource.modify_allocation(src, 2 * GRANULE)
+        assert large.handle != address
+        assert still_allocated(address)
+        gate.open()
+        assert copying.result() is dst
+    assert get(dst) == data
+    dst.close()
+    large.close()
+    assert not still_allocated(address)
 
 
 # --- loans while a copy is made ----------------------------------------------------------------------------------

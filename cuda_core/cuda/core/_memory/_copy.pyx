@@ -14,7 +14,7 @@ from cuda.core._memory._graph_loans cimport GraphLoan, lend_to_graph, take_back
 from cuda.core._memory._location cimport location_argument
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, release_stream, retain_stream
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, release_stream
 
 from cuda.core._memory._copy_options import CopyOptions, MemcpyOverlapMode, MemcpySrcAccessOrder
 
@@ -43,15 +43,15 @@ _NEEDED = "a driver of CUDA 13.2 or newer (cuMemcpyWithAttributesAsync is unavai
 
 
 cdef cydriver.CUmemcpyAttributes attributes_of(object options) except *:
-    """Return options as the driver takes them. Refuses hints that are no places."""
+    """Return options as the driver takes them. Refuses hints that are no places; whether they exist, the driver knows."""
     cdef cydriver.CUmemcpyAttributes attributes
     cdef cydriver.CUmemLocation nowhere
     nowhere.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID
     nowhere.id = 0
     source, destination = options.src_location_hint, options.dst_location_hint
     attributes.srcAccessOrder = <cydriver.CUmemcpySrcAccessOrder><int>_ORDERS[options.src_access_order]
-    attributes.srcLocHint = nowhere if source is None else location_argument(source, True)
-    attributes.dstLocHint = nowhere if destination is None else location_argument(destination, True)
+    attributes.srcLocHint = nowhere if source is None else location_argument(source, False)
+    attributes.dstLocHint = nowhere if destination is None else location_argument(destination, False)
     attributes.flags = <unsigned int><int>_FLAGS[options.overlap_mode]
     return attributes
 
@@ -134,13 +134,20 @@ cdef int _copy_with_options(Record dst, Record src, StreamHandle* order, object 
     return 0
 
 
+cdef bint _is_legacy(Stream stream) except -1:
+    cdef StreamHandle* order = stream._hold()
+    cdef bint answer = order.kind == STREAM_LEGACY
+    release_stream(order)
+    return answer
+
+
 cdef int ensure_copy_options(object options, Stream stream, str caller) except -1:
     """Refuse options that are none, or that do not go with a stream. Calls no driver."""
     if options is None:
         return 0
     if not isinstance(options, CopyOptions):
         raise TypeError(f"{caller}: options must be CopyOptions, got {type(options).__name__}: {options!r}")
-    if stream._handle.kind == STREAM_LEGACY:
+    if _is_legacy(stream):
         raise TypeError(
             f"{caller} does not accept LEGACY_DEFAULT_STREAM with options: the driver refuses it for a copy with "
             "attributes. Pass another stream, PER_THREAD_DEFAULT_STREAM for one, or options=None."
@@ -167,8 +174,12 @@ cdef int copy(Record dst, Record src, Stream stream, object options, str caller)
     """
     cdef StreamHandle* order
     ensure_copy_options(options, stream, caller)
-    lend(src, "copied")
-    order = retain_stream(stream._handle)
+    order = stream._hold()
+    try:
+        lend(src, "copied")
+    except BaseException:
+        release_stream(order)
+        raise
     try:
         lend(dst, "copied to")
         try:

@@ -17,7 +17,7 @@ from cuda.core._memory._copy cimport (
     plain_copy,
 )
 from cuda.core._stream cimport Stream, Stream_accept
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, release_stream, retain_stream
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, release_stream
 
 from cuda.core._memory._copy_options import CopyOptions
 
@@ -201,7 +201,7 @@ def copy_batch(stream, srcs, dsts, *, options=None):
     cdef CopyBatch native
     cdef list sources, targets, choices
     order = Stream_accept(stream)
-    handle = retain_stream(order._handle)
+    handle = order._hold()
     try:
         sources = buffers_argument(srcs, "copy_batch", "Buffer.copy_to / Buffer.copy_from")
         targets = buffers_argument(dsts, "copy_batch", "Buffer.copy_to / Buffer.copy_from")

@@ -11,7 +11,7 @@ from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._graph_loans cimport GraphLoan, lend_to_graph, take_back
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
-from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 
 cdef size_t _pattern(object value, uint32_t* pattern) except 0:
@@ -59,7 +59,7 @@ cdef int fill(Record record, object value, Stream stream) except -1:
     cdef bint captured
     cdef cydriver.CUresult result
     cdef const char* function = b"cuMemsetD8Async"
-    order = retain_stream(stream._handle)  # the value's own code may close the stream
+    order = stream._hold()  # the value's own code may close the stream
     try:
         width = _pattern(value, &pattern)
         lend(record, "filled")

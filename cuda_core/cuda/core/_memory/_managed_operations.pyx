@@ -16,7 +16,6 @@ from cuda.core._stream_handle cimport (
     STREAM_LEGACY,
     StreamHandle,
     release_stream,
-    retain_stream,
     stream_is_capturing,
 )
 
@@ -168,7 +167,7 @@ cdef list _places_argument(object locations, Py_ssize_t count, str caller):
 cdef int _operate(str caller, int what, object stream, object buffers, object locations) except -1:
     """Check everything, lend everything, then make one driver call."""
     cdef Stream order = Stream_accept(stream)
-    cdef StreamHandle* handle = retain_stream(order._handle)
+    cdef StreamHandle* handle = order._hold()
     cdef Loans loans = Loans()
     cdef Record record
     cdef list records, places = None
