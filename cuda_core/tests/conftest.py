@@ -11,6 +11,7 @@ objects, and lets calls fail. ``--unwatched`` leaves that out.
 
 import contextlib
 import gc
+import re
 import subprocess
 import sys
 import time
@@ -57,10 +58,19 @@ def pytest_addoption(parser):
         help="the driver that the tests run on: the simulated one, or the installed one with a GPU",
     )
     parser.addoption(
+        "--brief",
+        action="store_true",
+        help="leave out the tests that go through all failures and interleavings",
+    )
+    parser.addoption(
         "--unwatched",
         action="store_true",
         help="on a GPU, let nothing stand in front of the driver; tests that need it are left out",
     )
+
+
+# What goes through all failures and interleavings. It says the same about the package on every Python.
+_EXHAUSTIVE = re.compile(r"test_(machine\w*|races|ownership_model|\w*failures)\.py$")
 
 
 def _activate(choice, unwatched):
@@ -127,6 +137,8 @@ def pytest_collection_modifyitems(config, items):
     unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unstable:  # two processes that share the tests would not agree on their names
         raise pytest.UsageError(f"the name of a test holds an address: {unstable[0]}")
+    if config.getoption("--brief"):
+        _leave_out(config, items, lambda item: _EXHAUSTIVE.search(item.nodeid.split("::")[0]))
     if config.stash[_driver_name] == "sim":
         return
     from support import device_count
@@ -138,11 +150,15 @@ def pytest_collection_modifyitems(config, items):
             or (item.get_closest_marker("two_devices") and device_count() < 2)
         )
 
-    left_out = [item for item in items if cannot_run(item)]
+    config.stash[_deselected] = _leave_out(config, items, cannot_run)
+
+
+def _leave_out(config, items, which):
+    left_out = [item for item in items if which(item)]
     if left_out:
-        items[:] = [item for item in items if not cannot_run(item)]
+        items[:] = [item for item in items if not which(item)]
         config.hook.pytest_deselected(items=left_out)
-        config.stash[_deselected] = len(left_out)
+    return len(left_out)
 
 
 def pytest_terminal_summary(terminalreporter, config):
