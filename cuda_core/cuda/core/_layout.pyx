@@ -1,115 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the elements of a strided array lie: arithmetic on shapes and strides, without any memory.
-
-The numbers are Python integers, which cannot overflow; every result is checked to fit into 64 bits, because kernels
-and other libraries read it as such.
-"""
+"""Where the elements of a strided array lie: arithmetic on shapes and strides, without any memory."""
 
 cimport cython
 from libc.stdint cimport int64_t
+
+from cuda.core._layout_numbers cimport (
+    axis_of,
+    check_ndim,
+    dense_strides,
+    extents_of,
+    fitting,
+    integer,
+    ordered_strides,
+    permutation,
+    positive_itemsize,
+)
 
 import math
 import operator
 
 __all__ = ["_StridedLayout"]
-
-cdef int _MAX_NDIM = 64  # a mask of axes is one 64-bit word
-cdef object _LARGEST = 2**63 - 1
-cdef object _SMALLEST = -(2**63)
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------
-
-
-cdef object _fitting(object number):
-    if not _SMALLEST <= number <= _LARGEST:
-        raise OverflowError(f"value too large: {number} does not fit into 64 bits")
-    return number
-
-
-cdef object _integer(object value, str name):
-    try:
-        return _fitting(operator.index(value))
-    except TypeError:
-        raise TypeError(f"an integer is required in {name}, got {type(value).__name__}: {value!r}") from None
-
-
-cdef tuple _extents(tuple shape):
-    cdef list extents = [_integer(extent, "shape") for extent in shape]
-    _check_ndim(len(extents))
-    for extent in extents:
-        if extent < 0:
-            raise ValueError(f"Extents must be non-negative, got {shape!r}")
-    return tuple(extents)
-
-
-cdef int _check_ndim(int ndim) except -1:
-    if ndim > _MAX_NDIM:
-        raise ValueError(f"Unsupported number of dimensions: {ndim}. Max supported ndim is {_MAX_NDIM}")
-    return 0
-
-
-cdef int _positive_itemsize(object itemsize) except -1:
-    if isinstance(itemsize, (str, bytes, float)) or not hasattr(itemsize, "__index__"):
-        raise TypeError(f"itemsize must be an integer, got {type(itemsize).__name__}: {itemsize!r}")
-    number = operator.index(itemsize)
-    if number <= 0:
-        raise ValueError(f"itemsize must be positive, got {number}")
-    if number > 2**31 - 1:
-        raise OverflowError(f"itemsize: value too large to convert to int, got {number}")
-    return number
-
-
-cdef int _axis(object axis, int ndim, str what) except -1:
-    """Return an axis counted from the front; ``what`` begins the text of the error."""
-    number = _integer(axis, "axis")
-    if not -ndim <= number < ndim:
-        raise ValueError(f"Invalid {what} {number} out of range for {ndim}D tensor")
-    return number + ndim if number < 0 else number
-
-
-# --- strides ------------------------------------------------------------------------------------------------------
-
-
-cdef tuple _dense_strides(tuple shape, object order):
-    """Return strides without gaps; ``order`` names the axes from the largest stride to the smallest."""
-    cdef list strides = [0] * len(shape)
-    stride = 1
-    for axis in reversed(order):
-        strides[axis] = stride
-        stride = _fitting(stride * shape[axis])
-    return tuple(strides) if stride else (0,) * len(shape)
-
-
-cdef list _permutation(object order, int ndim, str what, str repeated):
-    cdef list axes = []
-    for axis in order:
-        number = _axis(axis, ndim, what)
-        if number in axes:
-            raise ValueError(repeated.format(number))
-        axes.append(number)
-    return axes
-
-
-cdef tuple _ordered_strides(tuple shape, object order, str names):
-    cdef int ndim = len(shape)
-    if isinstance(order, str) and order == "C":
-        return _dense_strides(shape, range(ndim))
-    if isinstance(order, str) and order == "F":
-        return _dense_strides(shape, range(ndim)[::-1])
-    if not isinstance(order, (tuple, list)):
-        raise ValueError(f"The stride_order must be {names}, or a permutation tuple. Got: {order}")
-    if len(order) != ndim:
-        raise ValueError(
-            "stride_order must have the same length as shape. "
-            f"Shape has {ndim} dimensions, but stride_order has {len(order)} elements."
-        )
-    return _dense_strides(
-        shape,
-        _permutation(
-            order, ndim, "stride order: axis", "The stride order must be a permutation. Axis {} appears multiple times."
-        ),
-    )
 
 
 cdef _StridedLayout new_layout(tuple shape, tuple strides, int itemsize, int64_t slice_offset):
@@ -123,9 +33,9 @@ cdef _StridedLayout new_layout(tuple shape, tuple strides, int itemsize, int64_t
 
 cdef _StridedLayout _derived(_StridedLayout source, object shape, object strides):
     """Make a layout of the same memory from a shape and strides."""
-    _check_ndim(len(shape))
+    check_ndim(len(shape))
     for stride in strides:
-        _fitting(stride)
+        fitting(stride)
     return new_layout(tuple(shape), tuple(strides), source.itemsize, source.slice_offset)
 
 
@@ -173,8 +83,8 @@ cdef class _StridedLayout:
     """
 
     def __init__(self, tuple shape not None, tuple strides, itemsize, bint divide_strides=False):
-        cdef int size = _positive_itemsize(itemsize)
-        cdef tuple extents = _extents(shape)
+        cdef int size = positive_itemsize(itemsize)
+        cdef tuple extents = extents_of(shape)
         cdef list steps
         if strides is not None:
             if len(strides) != len(extents):
@@ -182,7 +92,7 @@ cdef class _StridedLayout:
                     "Strides, if provided, must have the same length as shape. "
                     f"Shape has {len(extents)} dimensions, but strides has {len(strides)} elements."
                 )
-            steps = [_integer(stride, "strides") for stride in strides]
+            steps = [integer(stride, "strides") for stride in strides]
             if divide_strides:
                 for stride in steps:
                     if stride % size:
@@ -210,9 +120,9 @@ cdef class _StridedLayout:
         -------
         _StridedLayout
         """
-        cdef tuple extents = _extents(shape)
+        cdef tuple extents = extents_of(shape)
         return new_layout(
-            extents, _ordered_strides(extents, stride_order, "'C', 'F'"), _positive_itemsize(itemsize), 0
+            extents, ordered_strides(extents, stride_order, "'C', 'F'"), positive_itemsize(itemsize), 0
         )
 
     @classmethod
@@ -233,9 +143,9 @@ cdef class _StridedLayout:
         if isinstance(stride_order, str) and stride_order == "K":
             if other.is_dense:
                 return other
-            strides = _dense_strides(other._shape, other.stride_order)
+            strides = dense_strides(other._shape, other.stride_order)
         else:
-            strides = _ordered_strides(other._shape, stride_order, "'K', 'C', 'F'")
+            strides = ordered_strides(other._shape, stride_order, "'K', 'C', 'F'")
         return new_layout(other._shape, strides, other.itemsize, 0)
 
     def __reduce__(self):
@@ -279,11 +189,11 @@ cdef class _StridedLayout:
         """tuple of int or None: the strides in bytes."""
         if self._strides is None:
             return None
-        return tuple([_fitting(stride * self.itemsize) for stride in self._strides])
+        return tuple([fitting(stride * self.itemsize) for stride in self._strides])
 
     cdef tuple _known_strides(self):
         """The strides, also of a layout that has them by its order only."""
-        return _dense_strides(self._shape, range(len(self._shape))) if self._strides is None else self._strides
+        return dense_strides(self._shape, range(len(self._shape))) if self._strides is None else self._strides
 
     @property
     def stride_order(self):
@@ -298,7 +208,7 @@ cdef class _StridedLayout:
     def volume(self):
         """int: the number of elements."""
         if self._volume is None:
-            self._volume = _fitting(math.prod(self._shape))
+            self._volume = fitting(math.prod(self._shape))
         return self._volume
 
     cdef bint _is_dense_in(self, object order) except -1:
@@ -360,7 +270,7 @@ cdef class _StridedLayout:
                 low += reach
             else:
                 high += reach
-        return (_fitting(low), _fitting(high))
+        return (fitting(low), fitting(high))
 
     @property
     def min_offset(self):
@@ -375,7 +285,7 @@ cdef class _StridedLayout:
     @property
     def slice_offset_in_bytes(self):
         """int: where the element at index ``(0, ..., 0)`` lies, in bytes."""
-        return _fitting(self.slice_offset * <object>self.itemsize)
+        return fitting(self.slice_offset * <object>self.itemsize)
 
     def required_size_in_bytes(self):
         """Return how large the memory behind offset 0 must be, in bytes.
@@ -391,7 +301,7 @@ cdef class _StridedLayout:
                 "Allocation size for a layout that maps elements to negative memory offsets is ambiguous. "
                 f"The layout's min_offset is {low}."
             )
-        return _fitting((high + 1) * self.itemsize)
+        return fitting((high + 1) * self.itemsize)
 
     def flattened_axis_mask(self):
         """Return a mask of the axes that :meth:`flattened` can merge with the axis before them."""
@@ -419,12 +329,12 @@ cdef class _StridedLayout:
             If ``max_itemsize`` is less than the itemsize, or the axis is out of range.
         """
         cdef int where
-        limit = _integer(max_itemsize, "max_itemsize")
+        limit = integer(max_itemsize, "max_itemsize")
         if limit <= 0:
             raise ValueError(f"max_itemsize must be greater than zero, got {limit}.")
         if limit < self.itemsize:
             raise ValueError(f"max_itemsize ({limit}) cannot be less than itemsize ({self.itemsize}).")
-        where = _axis(axis, len(self._shape), "axis:")
+        where = axis_of(axis, len(self._shape), "axis:")
         strides = self._known_strides()
         if strides[where] != 1 or self._shape[where] < 1:
             return self.itemsize
@@ -452,7 +362,7 @@ cdef class _StridedLayout:
         ValueError
             If the numbers of elements differ, or no strides give the new shape.
         """
-        cdef list extents = [_integer(extent, "shape") for extent in shape]
+        cdef list extents = [integer(extent, "shape") for extent in shape]
         cdef list strides = [0] * len(extents)
         cdef _StridedLayout merged
         unknown = extents.count(-1)
@@ -460,7 +370,7 @@ cdef class _StridedLayout:
             raise ValueError(f"There can be at most one -1 extent in a shape, got {shape!r}")
         if unknown:
             at = extents.index(-1)
-            known = math.prod(_extents(tuple(extents[:at] + extents[at + 1:])))
+            known = math.prod(extents_of(tuple(extents[:at] + extents[at + 1:])))
             if not known:
                 raise ValueError("The -1 extent is ambiguous when the specified sub-volume is 0")
             if self.volume % known:
@@ -468,7 +378,7 @@ cdef class _StridedLayout:
                     f"The original volume {self.volume} must be divisible by the specified sub-volume {known}."
                 )
             extents[at] = self.volume // known
-        extents = list(_extents(tuple(extents)))
+        extents = list(extents_of(tuple(extents)))
         if math.prod(extents) != self.volume:
             raise ValueError(
                 f"The original volume {self.volume} and the new volume {math.prod(extents)} must be equal."
@@ -501,7 +411,7 @@ cdef class _StridedLayout:
                 "Permutation must have the same length as the number of dimensions, "
                 f"got {len(axis_order)} for {ndim}D tensor."
             )
-        axes = _permutation(
+        axes = permutation(
             axis_order, ndim, "permutation: axis", "Invalid permutation: axis {} appears multiple times."
         )
         strides = self._known_strides()
@@ -528,7 +438,7 @@ cdef class _StridedLayout:
         cdef int ndim = len(self._shape), first = 0, last = 0
         if mask is None:
             if ndim:
-                first, last = _axis(start_axis, ndim, "start axis:"), _axis(end_axis, ndim, "end axis:")
+                first, last = axis_of(start_axis, ndim, "start axis:"), axis_of(end_axis, ndim, "end axis:")
             wanted = sum([<object>1 << axis for axis in range(first + 1, last + 1)])
         else:
             wanted = operator.index(mask)
@@ -571,8 +481,8 @@ cdef class _StridedLayout:
         cdef int ndim = len(self._shape) + len(axes), index
         if not axes:
             return self
-        _check_ndim(ndim)
-        added = set(_permutation(axes, ndim, "axis:", "Axis {} appears multiple times."))
+        check_ndim(ndim)
+        added = set(permutation(axes, ndim, "axis:", "Axis {} appears multiple times."))
         old = list(zip(self._shape, self._known_strides()))
         pairs = []
         for index in reversed(range(ndim)):
@@ -589,7 +499,7 @@ cdef class _StridedLayout:
         ValueError
             If the shapes do not fit together.
         """
-        cdef tuple extents = _extents(shape)
+        cdef tuple extents = extents_of(shape)
         cdef int ndim = len(self._shape), more = len(extents) - len(self._shape), axis
         cdef list strides
         if more < 0:
@@ -628,12 +538,12 @@ cdef class _StridedLayout:
             If the extent, the strides or the offset do not allow it.
         """
         cdef int where
-        size = _integer(itemsize, "itemsize")
+        size = integer(itemsize, "itemsize")
         if size <= 0:
             raise ValueError(f"new itemsize must be greater than zero, got {size}.")
         if size == self.itemsize:
             return self
-        where = _axis(axis, len(self._shape), "axis:")
+        where = axis_of(axis, len(self._shape), "axis:")
         strides, shape = list(self._known_strides()), list(self._shape)
         if shape[where] == 0:
             raise ValueError(f"The axis {where} extent must be non-zero, got 0.")
@@ -644,9 +554,9 @@ cdef class _StridedLayout:
             raise ValueError(f"The larger itemsize ({larger}) must be a multiple of the smaller ({smaller}).")
         factor = larger // smaller
         if size < self.itemsize:
-            strides = [_fitting(stride if index == where else stride * factor) for index, stride in enumerate(strides)]
-            shape[where] = _fitting(shape[where] * factor)
-            return new_layout(tuple(shape), tuple(strides), size, _fitting(self.slice_offset * factor))
+            strides = [fitting(stride if index == where else stride * factor) for index, stride in enumerate(strides)]
+            shape[where] = fitting(shape[where] * factor)
+            return new_layout(tuple(shape), tuple(strides), size, fitting(self.slice_offset * factor))
         if shape[where] % factor:
             raise ValueError(f"The axis {where} extent ({shape[where]}) must be divisible by {factor}.")
         for index, stride in enumerate(strides):
@@ -700,7 +610,7 @@ cdef class _StridedLayout:
                 raise TypeError(f"Invalid slice: {choice}. Expected slice instance or integer.")
             offset += begin * stride
         part = _derived(self, shape, [0] * len(shape) if 0 in shape else steps)
-        part.slice_offset = _fitting(offset)
+        part.slice_offset = fitting(offset)
         return part
 
     def __getitem__(self, slices):

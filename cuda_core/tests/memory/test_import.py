@@ -203,6 +203,7 @@ def test_no_module_of_the_package_imports_upwards():
         "_memory._dlpack_import",
         "_dlpack",
         "_element_types",
+        "_layout_numbers",
         "_layout",
         "_memoryview",
         "_viewable_arguments",

@@ -8,9 +8,9 @@ from libc.stdlib cimport free, malloc
 
 from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
-from cuda.core._memory._copy cimport copy, ensure_copy_options
-from cuda.core._memory._fill cimport fill
+from cuda.core._memory._copy cimport copy as copy_bytes, ensure_copy_options
 from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
+from cuda.core._memory._fill cimport fill
 from cuda.core._memory._loans cimport Loan, close_record, end_loan, lend, new_loan
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
 from cuda.core._memory._ownership cimport (
@@ -454,7 +454,7 @@ cdef class Buffer(Record):
         if not isinstance(dst, Buffer):
             raise TypeError(f"dst must be a Buffer, got {type(dst).__name__}: {dst!r}")
         target = dst
-        copy(target, self, order, options, "copy_to")
+        copy_bytes(target, self, order, options, "copy_to")
         return dst
 
     def copy_from(self, src, *, stream, options=None):
@@ -473,7 +473,7 @@ cdef class Buffer(Record):
         if not isinstance(src, Buffer):
             raise TypeError(f"src must be a Buffer, got {type(src).__name__}: {src!r}")
         source = src
-        copy(self, source, order, options, "copy_from")
+        copy_bytes(self, source, order, options, "copy_from")
 
     def fill(self, value, *, stream):
         """Fill the memory with a repeated pattern, in the order of a stream. Nothing waits.
