@@ -43,7 +43,7 @@ _NEEDED = "a driver of CUDA 13.2 or newer (cuMemcpyWithAttributesAsync is unavai
 
 
 cdef cydriver.CUmemcpyAttributes attributes_of(object options) except *:
-    """Return options as the driver takes them. Refuses hints that are no places; whether they exist, the driver knows."""
+    """Return options as the driver takes them. Refuses hints that are no places; the driver knows which exist."""
     cdef cydriver.CUmemcpyAttributes attributes
     cdef cydriver.CUmemLocation nowhere
     nowhere.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID
