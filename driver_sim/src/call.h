@@ -37,7 +37,7 @@ struct Registration {
 };
 
 extern std::atomic<int> armed_failures;
-extern std::atomic<bool> logging;
+extern std::atomic<int> noting;  // logs that are open, and one more when this process tells another what it does
 extern std::atomic<bool> ready;  // after cuInit, and not in the child of a fork
 
 bool injected(Function &function, CUresult &result);
@@ -67,7 +67,7 @@ CUresult answer(Function &function, Needs needs, Body &&body, Real &&onward) {
             result = refused;
         }
     }
-    if (result != CUDA_SUCCESS || logging.load(std::memory_order_relaxed))
+    if (result != CUDA_SUCCESS || noting.load(std::memory_order_relaxed) != 0)
         note_answer(function, result);
     return result;
 }

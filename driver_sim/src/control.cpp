@@ -2,9 +2,11 @@
 // The control interface: plain C functions for whoever watches or steers the simulated driver.
 #include "control.h"
 
-#include "graph.h"
-#include "pool.h"
+#include "driver.h"
+#include "live.h"
 #include "registry.h"
+#include "reports.h"
+#include "summary.h"
 
 #include <algorithm>
 #include <cstring>
@@ -38,7 +40,7 @@ std::string answers(std::uint64_t total, const std::vector<Answer> &list) {
 
 }  // namespace
 
-extern "C" SIM_EXPORT int cudaDriverSimInterfaceVersion(void) { return 1; }
+extern "C" SIM_EXPORT int cudaDriverSimInterfaceVersion(void) { return 2; }
 
 extern "C" SIM_EXPORT size_t cudaDriverSimOpenReal(char *out, size_t capacity) {
     return write_out(passing() ? open_real_driver() : "", out, capacity);
@@ -51,42 +53,11 @@ extern "C" SIM_EXPORT size_t cudaDriverSimReal(char *out, size_t capacity) {
 }
 
 extern "C" SIM_EXPORT size_t cudaDriverSimLive(char *out, size_t capacity) {
-    if (passing())
-        return write_out(objects_in_front(), out, capacity);
-    Driver &d = driver();
     std::string text;
-    Lock lock(d.mutex);
-    if (!forked()) {
-        line(text, "address_reservation", d.reservations.size());
-        line(text, "physical_allocation", d.chunks.size());
-        line(text, "mapping", d.mappings.size());
-        line(text, "device_allocation", d.kinds_live[int(MemoryKind::Plain)]);
-        line(text, "host_allocation", d.kinds_live[int(MemoryKind::Host)]);
-        line(text, "host_registration", d.kinds_live[int(MemoryKind::RegisteredHost)]);
-        line(text, "managed_allocation", d.kinds_live[int(MemoryKind::Managed)]);
-        std::uint64_t pools = 0, pool_allocations = 0;
-        for (Pool *pool : d.pools)
-            pools += !pool->is_default;
-        for (auto &entry : d.pools_by_address)
-            pool_allocations += entry.second->occupied;
-        line(text, "memory_pool", pools);
-        line(text, "pool_allocation", pool_allocations);
-        line(text, "stream", d.streams.size());
-        line(text, "event", d.events.size());
-        std::uint64_t retained = 0, made = 0;
-        for (auto &device : d.devices)
-            retained += device->retained != 0;
-        for (Context *context : d.contexts)
-            made += context->alive && !context->is_primary;
-        line(text, "graph", d.graphs.size());
-        line(text, "graph_exec", d.executable_graphs.size());
-        line(text, "graph_allocation",
-             std::uint64_t(std::count_if(d.graph_blocks.begin(), d.graph_blocks.end(),
-                                         [](auto &entry) { return entry.second->armed; })));
-        line(text, "user_object", d.user_objects.size());
-        line(text, "primary_context", retained);
-        line(text, "context", made);
-    }
+    with_live_objects([&](const LiveCounts &counts) {
+        for (int kind = 0; kind < live_kinds; ++kind)
+            line(text, live_kind_names[kind], counts[kind]);
+    });
     return write_out(text, out, capacity);
 }
 
@@ -129,20 +100,26 @@ extern "C" SIM_EXPORT void cudaDriverSimDisarm(int failure) { registry().disarm(
 
 extern "C" SIM_EXPORT void cudaDriverSimReset(void) { registry().reset(); }
 
-extern "C" SIM_EXPORT void cudaDriverSimStartLog(void) {
+extern "C" SIM_EXPORT int cudaDriverSimOpenLog(void) { return registry().open_log(); }
+
+extern "C" SIM_EXPORT void cudaDriverSimCloseLog(int log) { registry().close_log(log); }
+
+extern "C" SIM_EXPORT void cudaDriverSimForgetLog(int log) { registry().forget_log(log); }
+
+extern "C" SIM_EXPORT size_t cudaDriverSimLog(int log, char *out, size_t capacity) {
     Registry &r = registry();
     std::lock_guard<std::mutex> guard(r.mutex);
-    r.log.clear();
-    r.logged_total = 0;
-    logging.store(true);
+    auto found = r.logs.find(log);
+    return write_out(found == r.logs.end() ? "0\n" : answers(found->second.total, found->second.calls), out, capacity);
 }
 
-extern "C" SIM_EXPORT void cudaDriverSimStopLog(void) { logging.store(false); }
+extern "C" SIM_EXPORT size_t cudaDriverSimOpenReports(char *out, size_t capacity) {
+    return write_out(open_reports(), out, capacity);
+}
 
-extern "C" SIM_EXPORT size_t cudaDriverSimLog(char *out, size_t capacity) {
-    Registry &r = registry();
-    std::lock_guard<std::mutex> guard(r.mutex);
-    return write_out(answers(r.logged_total, r.log), out, capacity);
+extern "C" SIM_EXPORT size_t cudaDriverSimSummary(char *out, size_t capacity) {
+    bool left;
+    return write_out(summary(left), out, capacity);
 }
 
 // Behind this library can be a simulated driver, too: it is the one that holds work.

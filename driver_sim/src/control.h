@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-int cudaDriverSimInterfaceVersion(void);
+int cudaDriverSimInterfaceVersion(void);  /* 2 */
 
 /* The library in the folder `front` stands in front of the real driver that the environment variable
  * CUDA_DRIVER_SIM_REAL names; the other one simulates. Opens the real driver, which otherwise the first
@@ -38,17 +38,33 @@ size_t cudaDriverSimAbsent(char *out, size_t capacity);
 size_t cudaDriverSimResults(char *out, size_t capacity);
 
 /* Answers the nth call of a function from now on with `result` and without effect; with `sticky` also
- * every later one. Returns an id, or -1 when there is no such function. */
+ * every later one. Each armed failure counts every call, also one that another answers. A call that several
+ * match is answered, and counted as fired, by the one armed last. Returns an id, or -1 when there is no such
+ * function. */
 int cudaDriverSimFail(const char *name, unsigned long long nth, int result, int sticky);
 unsigned long long cudaDriverSimFired(int failure);
 void cudaDriverSimDisarm(int failure);
-/* Forgets counts, refused calls and armed failures; objects stay. */
+/* Forgets counts and refused calls; objects, logs and armed failures stay. */
 void cudaDriverSimReset(void);
 
-void cudaDriverSimStartLog(void);
-void cudaDriverSimStopLog(void);
+/* Logs are independent of one another. An open one lists all calls from now on; a closed one can be read
+ * until it is forgotten. */
+int cudaDriverSimOpenLog(void);
+void cudaDriverSimCloseLog(int log);
+void cudaDriverSimForgetLog(int log);
 /* First the total, then "function result" for each call, in the order of the answers (bounded). */
-size_t cudaDriverSimLog(char *out, size_t capacity);
+size_t cudaDriverSimLog(int log, char *out, size_t capacity);
+
+/* For the process at the top: lets processes that are started from now on, and those that they start, tell what
+ * they leave live or are refused. Says what their environment has to hold as CUDA_DRIVER_SIM_REPORTS; "told" when
+ * this process tells another one already; nothing when there can be no reports. */
+size_t cudaDriverSimOpenReports(char *out, size_t capacity);
+/* What this process and they have left live or were refused up to now, as it is said at the end. */
+size_t cudaDriverSimSummary(char *out, size_t capacity);
+/* For the process that calls it: what cudaDriverSimEnd does, which is to be called last of all. With `say` it writes
+ * the summary to standard error; with an exit code it ends the process by it when something was left live. */
+void cudaDriverSimAtEnd(int say, int exit_code);
+void cudaDriverSimEnd(void);
 
 /* Whether the three below have an effect: the work of a real driver cannot be held. */
 int cudaDriverSimCanHold(void);

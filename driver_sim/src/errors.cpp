@@ -142,6 +142,11 @@ const Text *text_of(CUresult result) {
 
 }  // namespace
 
+const char *name_of(CUresult result) {
+    const Text *text = text_of(result);
+    return text ? text->name : nullptr;
+}
+
 DRIVER_CALL_NEEDING(Needs::Nothing, "cuGetErrorName", cuGetErrorName, 6000, (CUresult error, const char **pStr),
                     (error, pStr)) {
     const Text *text = text_of(error);

@@ -66,10 +66,6 @@ CUresult proc_address_of_real(const char *symbol, void **pfn, int version, cuuin
                               CUdriverProcAddressQueryResult *status);
 CUresult proc_address_of_real_v1(const char *symbol, void **pfn, int version, cuuint64_t flags);
 
-// --- passthrough_objects.cpp ---
-
-std::string objects_in_front();  // as cudaDriverSimLive says them
-
 }  // namespace sim
 
 // WATCH(symbol, parameters) { body }: what an exported function does instead of calling the real one, which

@@ -28,7 +28,10 @@ void add_memory(CUdeviceptr address, WatchedMemory::Kind kind) {
     CUcontext context = context_in_front();
     WatchedObjects &w = watched();
     Lock lock(w.mutex);
-    w.memory[address] = {kind, context};
+    // The driver gives an address only once: what was known of it has ended without being seen.
+    if (auto found = w.memory.find(address); found != w.memory.end())
+        w.end_memory(found);
+    w.begin_memory(address, {kind, context});
 }
 
 CUdeviceptr address_of(const void *pointer) { return CUdeviceptr(reinterpret_cast<std::uintptr_t>(pointer)); }
@@ -44,7 +47,7 @@ public:
         } else if (auto found = w.memory.find(address); found != w.memory.end()) {
             what = Memory;
             memory = found->second;
-            w.memory.erase(found);
+            w.end_memory(found);
         } else if (w.graph_memory.erase(address)) {
             what = Graph;
         }
@@ -56,7 +59,7 @@ public:
         if (what == Pool)
             w.pool_memory.insert(address);
         else if (what == Memory)
-            w.memory.emplace(address, memory);
+            w.begin_memory(address, memory);
         else if (what == Graph)
             w.graph_memory.insert(address);
     }

@@ -2,6 +2,8 @@
 // Watches streams, events, contexts, graphs and user objects in front of a real driver, and says what is live.
 #include "passthrough_objects.h"
 
+#include "live.h"
+
 #include <pthread.h>
 
 #include <cstdint>
@@ -24,11 +26,6 @@ WatchedObjects *make_watched() {
     auto *made = new WatchedObjects;
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     return made;
-}
-
-void line(std::string &out, const char *kind, std::size_t count) {
-    if (count)
-        out += std::string(kind) + ' ' + std::to_string(count) + '\n';
 }
 
 template <class Map, class Key> bool take(Map &map, Key key, CUcontext &value) {
@@ -97,39 +94,44 @@ void end_watched_context(CUcontext context) {
     drop(w.streams);
     drop(w.events);
     for (auto it = w.memory.begin(); it != w.memory.end();)
-        it = it->second.context == context ? w.memory.erase(it) : std::next(it);
+        it = it->second.context == context ? w.end_memory(it) : std::next(it);
 }
 
-std::string objects_in_front() {
+void with_objects_in_front(const UseCounts &use) {
     WatchedObjects &w = watched();
-    std::string text;
+    LiveCounts counts{};
     Lock lock(w.mutex);
-    if (w.forked)
-        return text;
-    std::size_t memory[4] = {};
-    for (auto &entry : w.memory)
-        ++memory[entry.second.kind];
-    std::size_t retained = 0;
-    for (auto &entry : w.retained)
-        retained += entry.second != 0;
-    line(text, "address_reservation", w.reservations.size());
-    line(text, "physical_allocation", w.chunks_live);
-    line(text, "mapping", w.mappings.size());
-    line(text, "device_allocation", memory[WatchedMemory::Plain]);
-    line(text, "host_allocation", memory[WatchedMemory::Host]);
-    line(text, "host_registration", memory[WatchedMemory::Registered]);
-    line(text, "managed_allocation", memory[WatchedMemory::Managed]);
-    line(text, "memory_pool", w.pools.size());
-    line(text, "pool_allocation", w.pool_memory.size());
-    line(text, "stream", w.streams.size());
-    line(text, "event", w.events.size());
-    line(text, "graph", w.graphs.size());
-    line(text, "graph_exec", w.executable_graphs.size());
-    line(text, "graph_allocation", w.graph_memory.size());
-    line(text, "user_object", w.user_objects);
-    line(text, "primary_context", retained);
-    line(text, "context", w.contexts.size());
-    return text;
+    if (!w.forked) {
+        counts[LIVE_ADDRESS_RESERVATION] = w.reservations.size();
+        counts[LIVE_PHYSICAL_ALLOCATION] = w.chunks_live;
+        counts[LIVE_MAPPING] = w.mappings.size();
+        counts[LIVE_DEVICE_ALLOCATION] = w.memory_live[WatchedMemory::Plain];
+        counts[LIVE_HOST_ALLOCATION] = w.memory_live[WatchedMemory::Host];
+        counts[LIVE_HOST_REGISTRATION] = w.memory_live[WatchedMemory::Registered];
+        counts[LIVE_MANAGED_ALLOCATION] = w.memory_live[WatchedMemory::Managed];
+        counts[LIVE_MEMORY_POOL] = w.pools.size();
+        counts[LIVE_POOL_ALLOCATION] = w.pool_memory.size();
+        counts[LIVE_STREAM] = w.streams.size();
+        counts[LIVE_EVENT] = w.events.size();
+        counts[LIVE_GRAPH] = w.graphs.size();
+        counts[LIVE_GRAPH_EXEC] = w.executable_graphs.size();
+        counts[LIVE_GRAPH_ALLOCATION] = w.graph_memory.size();
+        counts[LIVE_USER_OBJECT] = w.user_objects;
+        for (auto &entry : w.retained)
+            counts[LIVE_PRIMARY_CONTEXT] += entry.second != 0;
+        counts[LIVE_CONTEXT] = w.contexts.size();
+    }
+    use(counts);
+}
+
+// A child that was forked before the driver was initialised can have one of its own.
+WATCH(cuInit, unsigned int Flags) {
+    CUresult result = real(Flags);
+    if (result == CUDA_SUCCESS) {
+        Lock lock(watched().mutex);
+        watched().forked = false;
+    }
+    return result;
 }
 
 // --- streams and events ---

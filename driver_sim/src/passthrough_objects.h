@@ -45,6 +45,7 @@ struct WatchedObjects {
     std::size_t chunks_live = 0;  // also those without a handle that are mapped
     std::map<CUdeviceptr, WatchedMapping> mappings;
     std::unordered_map<CUdeviceptr, WatchedMemory> memory;
+    std::size_t memory_live[4] = {};  // by kind
     std::unordered_set<CUmemoryPool> pools;
     std::unordered_set<CUdeviceptr> pool_memory;
 
@@ -59,6 +60,15 @@ struct WatchedObjects {
     std::unordered_map<CUgraphExec, std::set<CUdeviceptr>> executable_graphs;  // and what a launch leaves
     std::unordered_set<CUdeviceptr> graph_memory;
     std::size_t user_objects = 0;
+
+    void begin_memory(CUdeviceptr address, WatchedMemory what) {
+        if (memory.emplace(address, what).second)
+            ++memory_live[what.kind];
+    }
+    auto end_memory(decltype(memory)::iterator which) {
+        --memory_live[which->second.kind];
+        return memory.erase(which);
+    }
 };
 
 using Lock = std::unique_lock<std::mutex>;

@@ -2,6 +2,8 @@
 // The names of all functions, how often each was called, what was refused, and failures on request.
 #include "registry.h"
 
+#include "reports.h"
+
 #include <pthread.h>
 
 #include <cstring>
@@ -9,7 +11,7 @@
 namespace sim {
 
 std::atomic<int> armed_failures{0};
-std::atomic<bool> logging{false};
+std::atomic<int> noting{0};
 
 Registry &registry() {
     // Never destroyed: driver calls can come after the destructors of this library have run.
@@ -41,32 +43,39 @@ Registration::Registration(const char *name, int version, void *entry, void *per
 bool injected(Function &function, CUresult &result) {
     Registry &r = registry();
     std::lock_guard<std::mutex> guard(r.mutex);
+    // Each counts every call, so that what one of them means does not depend on the others.
+    Failure *fires = nullptr;
     for (auto &[id, failure] : r.failures) {
         if (failure.function != &function)
             continue;
         ++failure.seen;
-        if (failure.seen == failure.nth || (failure.sticky && failure.seen > failure.nth)) {
-            ++failure.fired;
-            result = failure.result;
-            return true;
-        }
+        if (failure.seen == failure.nth || (failure.sticky && failure.seen > failure.nth))
+            fires = &failure;  // in the end the one armed last
     }
-    return false;
+    if (!fires)
+        return false;
+    ++fires->fired;
+    result = fires->result;
+    return true;
 }
 
 void note_answer(Function &function, CUresult result) {
+    bool refused = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
+    if (noting.load(std::memory_order_relaxed) != 0)
+        report_call(refused ? function.name : nullptr, result);
     Registry &r = registry();
     std::lock_guard<std::mutex> guard(r.mutex);
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+    if (refused) {
         ++r.refused_total;
         if (r.refused.size() < Registry::kept_entries)
             r.refused.push_back({function.name, result});
     }
-    if (logging.load(std::memory_order_relaxed)) {
-        ++r.logged_total;
-        if (r.log.size() < Registry::kept_entries)
-            r.log.push_back({function.name, result});
-    }
+    for (auto &[id, log] : r.logs)
+        if (log.open) {
+            ++log.total;
+            if (log.calls.size() < Registry::kept_entries)
+                log.calls.push_back({function.name, result});
+        }
 }
 
 int Registry::arm(const char *name, std::uint64_t nth, CUresult result, bool sticky) {
@@ -92,14 +101,35 @@ void Registry::disarm(int id) {
         armed_failures.fetch_sub(1);
 }
 
+int Registry::open_log() {
+    std::lock_guard<std::mutex> guard(mutex);
+    logs[next_log];
+    noting.fetch_add(1);
+    return next_log++;
+}
+
+void Registry::close_log(int id) {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto found = logs.find(id);
+    if (found != logs.end() && found->second.open) {
+        found->second.open = false;
+        noting.fetch_sub(1);
+    }
+}
+
+void Registry::forget_log(int id) {
+    close_log(id);
+    std::lock_guard<std::mutex> guard(mutex);
+    logs.erase(id);
+}
+
 void Registry::reset() {
+    report_reset();
     std::lock_guard<std::mutex> guard(mutex);
     for (auto &entry : functions)
         entry.second->calls.store(0, std::memory_order_relaxed);
     refused.clear();
     refused_total = 0;
-    armed_failures.fetch_sub(int(failures.size()));
-    failures.clear();
 }
 
 }  // namespace sim

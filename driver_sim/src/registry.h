@@ -32,6 +32,12 @@ struct Answer {
     CUresult result;
 };
 
+struct CallLog {
+    bool open = true;
+    std::vector<Answer> calls;
+    std::uint64_t total = 0;
+};
+
 // `functions` and `symbols` are filled while the library is loaded and do not change afterwards;
 // the rest is guarded by `mutex`, which is taken last of all.
 struct Registry {
@@ -45,16 +51,21 @@ struct Registry {
     int next_failure = 1;
     std::vector<Answer> refused;
     std::uint64_t refused_total = 0;
-    std::vector<Answer> log;
-    std::uint64_t logged_total = 0;
+    std::map<int, CallLog> logs;
+    int next_log = 1;
     std::set<std::string> absent;  // asked for and not found
 
     int arm(const char *name, std::uint64_t nth, CUresult result, bool sticky);
     std::uint64_t fired(int id);
     void disarm(int id);
+    int open_log();
+    void close_log(int id);
+    void forget_log(int id);
     void reset();
 };
 
 Registry &registry();
+
+const char *name_of(CUresult result);  // null when there is no such result (errors.cpp)
 
 }  // namespace sim

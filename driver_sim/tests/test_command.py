@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,7 @@ from cuda.bindings import driver as d
 def child():
     assert d.cuInit(0)[0] == 0
     d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(0)[1])
-    d.cuMemAlloc(77)      # a child's leftovers are not reported
-    d.cuMemFree(12345)
+    d.cuMemFree(d.cuMemAlloc(77)[1])
 
 if __name__ == "__main__":
     d.cuInit(0)
@@ -53,7 +53,7 @@ def program(tmp_path):
 
 
 def run(*arguments, cwd=None):
-    env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+    env = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "CUDA_DRIVER_SIM_REPORTS")}
     command = [sys.executable, "-m", "cuda_driver_sim", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, env=env)
 
@@ -70,7 +70,7 @@ def test_module(program):
     assert done.stdout == f"['exit'] {program.parent}\n"
 
 
-def test_children_run_on_it_and_stay_silent(program):
+def test_children_run_on_it(program):
     done = run(program, "children")
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -203,6 +203,12 @@ def test_unknown_options_and_incomplete_ones():
         assert done.returncode == 2
         assert "usage: " in done.stderr
     assert "there is no option -x" in run("-x").stderr
+    assert "there is no option --strictly" in run("--strict", "--strictly", "program.py").stderr
+
+
+def test_version():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"cuda_driver_sim {metadata.version('cuda-driver-sim')}\n")
 
 
 def test_a_folder_that_the_library_path_cannot_name(tmp_path):

@@ -7,12 +7,10 @@ Importing this package has no effect; `activate` has.
 from ._control import (
     Call,
     Calls,
-    Failure,
     Log,
     absent,
     calls,
     can_hold,
-    fail,
     functions,
     hold,
     interleave,
@@ -27,6 +25,7 @@ from ._control import (
     time_pool_pair,
     time_virtual_round,
 )
+from ._failure import Failure, fail
 from ._library import activate, is_active, library_path, real_path
 
 __all__ = [

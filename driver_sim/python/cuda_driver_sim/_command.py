@@ -7,7 +7,6 @@ tracebacks and exit codes are what ``python SCRIPT`` and ``python -m MODULE`` gi
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import io
 import os
@@ -16,27 +15,31 @@ import runpy
 import sys
 import types
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any, NoReturn
 
-from . import _control
 from ._library import activate, put_first_in_library_path
 from ._real import VARIABLE, real_driver
+from ._report import Ending
 
 USAGE = """\
-usage: python -m cuda_driver_sim [--real] SCRIPT [ARGS]
-       python -m cuda_driver_sim [--real] -m MODULE [ARGS]
-       python -m cuda_driver_sim [--real] -c PROGRAM [ARGS]
-       python -m cuda_driver_sim [--real] - [ARGS]
+usage: python -m cuda_driver_sim [OPTIONS] SCRIPT [ARGS]
+       python -m cuda_driver_sim [OPTIONS] -m MODULE [ARGS]
+       python -m cuda_driver_sim [OPTIONS] -c PROGRAM [ARGS]
+       python -m cuda_driver_sim [OPTIONS] - [ARGS]
 
 Runs a Python program, and every process it starts, on a simulated CUDA driver. At the end says on
-standard error what driver objects were left live and which driver calls were refused.
+standard error what driver objects were left live and which driver calls were refused, by this process
+and by those it started. The exit code is that of the program.
 
---real  runs it on the real driver, and watches that
+--strict   exit code 1 instead of 0 when any process left something live
+--real     runs it on the real driver, and watches that
+--version  says the version
 
 CUDA_DRIVER_SIM_REAL         the library of the real driver, when it is not found (implies --real)
 
 CUDA_DRIVER_SIM_DEVICES      number of devices (2)
-CUDA_DRIVER_SIM_MEMORY       memory of each device, in bytes or like 4GiB (8GiB)
+CUDA_DRIVER_SIM_MEMORY       memory of each device, in bytes or like 4GiB, 500MB (8GiB)
 CUDA_DRIVER_SIM_HOST_MEMORY  host memory that can be pinned, likewise (8GiB)
 """
 
@@ -49,37 +52,6 @@ def _restart_with_library_path(real: bool) -> None:
             if stream is not None:  # closed by whoever started this
                 stream.flush()
         os.execv(sys.executable, sys.orig_argv)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun.replace('_', ' ')}{'' if count == 1 else 's'}"
-
-
-def report() -> str:
-    """Describe what is live and what was refused; empty when there is nothing to say."""
-    lines = []
-    live = {kind: count for kind, count in _control.live().items() if kind != "primary_context"}
-    if live:
-        left = ", ".join(_plural(count, kind) for kind, count in sorted(live.items()))
-        lines.append(f"cuda_driver_sim: left live: {left}")
-    refused = _control.refused()
-    if refused:
-        lines.append(f"cuda_driver_sim: refused: {_plural(refused.total, 'driver call')}")
-        counts: dict[tuple[str, str], int] = {}
-        for call in refused:
-            counts[call.name, call.result] = counts.get((call.name, call.result), 0) + 1
-        for (name, result), count in counts.items():
-            times = "" if count == 1 else f" ({count} times)"
-            lines.append(f"cuda_driver_sim:   {name}: {result}{times}")
-    return "\n".join(lines)
-
-
-def _report_at_exit(process: int) -> None:
-    # A forked child inherits the exit handler; only the process that was started here reports.
-    if os.getpid() != process:
-        return
-    if sys.stderr is not None and (text := report()):
-        print(text, file=sys.stderr, flush=True)
 
 
 def _say_like_python(error: BaseException, hook: Callable[..., Any]) -> None:
@@ -143,9 +115,14 @@ def main() -> NoReturn:
     """Run the program named in ``sys.argv`` on the simulated driver."""
     arguments = sys.argv[1:]
     real = bool(os.environ.get(VARIABLE))
-    if arguments[:1] == ["--real"]:
-        real = True
+    strict = False
+    while arguments[:1] in (["--real"], ["--strict"]):
+        real = real or arguments[0] == "--real"
+        strict = strict or arguments[0] == "--strict"
         del arguments[0], sys.argv[1]
+    if arguments[:1] == ["--version"]:
+        print(f"cuda_driver_sim {version('cuda-driver-sim')}")
+        sys.exit(0)
     wants_help = arguments[:1] in (["-h"], ["--help"])
     incomplete = arguments in (["-m"], ["-c"])
     unknown = arguments and arguments[0].startswith("-") and arguments[0] not in ("-m", "-c", "-")
@@ -168,18 +145,21 @@ def main() -> NoReturn:
             file=sys.stderr,
         )
         sys.exit(2)
-    # Exit handlers run last in, first out: this one after those of the program.
-    atexit.register(_report_at_exit, os.getpid())
+    ending = Ending(strict)
     try:
         _run(arguments)
-    except SystemExit:
+    except SystemExit as error:
+        if error.code is not None and error.code != 0:
+            ending.keep_exit_code()
         raise
     except KeyboardInterrupt:
+        ending.keep_exit_code()
         # Python ends by the signal, behind all exit handlers, if nothing else than this comes out at the top.
         hook = sys.excepthook
         sys.excepthook = lambda kind, error, trace: _say_like_python(error, hook)
         raise
     except BaseException as error:
+        ending.keep_exit_code()
         _say_like_python(error, sys.excepthook)
         sys.exit(1)
     sys.exit(0)

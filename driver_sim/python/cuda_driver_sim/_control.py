@@ -56,14 +56,14 @@ def _whole(what: str, value: int) -> int:
         raise TypeError(f"{what} must be an integer, not {value!r}") from None
 
 
-def _text(function: str) -> list[str]:
+def _text(function: str, *arguments: int) -> list[str]:
     call = getattr(loaded_library(), function)
     call.restype = ctypes.c_size_t
-    call.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    call.argtypes = [*(ctypes.c_int for _ in arguments), ctypes.c_char_p, ctypes.c_size_t]
     capacity = 1 << 16
     while True:
         buffer = ctypes.create_string_buffer(capacity)
-        needed = call(buffer, capacity)
+        needed = call(*arguments, buffer, capacity)
         if needed <= capacity:
             return buffer.value.decode().splitlines()
         capacity = needed + (1 << 12)
@@ -78,8 +78,8 @@ def _results() -> dict[str, int]:
     return _counts("cudaDriverSimResults")
 
 
-def _call_list(function: str) -> Calls:
-    lines = _text(function)
+def _call_list(function: str, *arguments: int) -> Calls:
+    lines = _text(function, *arguments)
     names = {number: name for name, number in _results().items()}
     pairs = (line.split() for line in lines[1:])
     return Calls((Call(name, names.get(int(result), result)) for name, result in pairs), int(lines[0]))
@@ -142,7 +142,10 @@ def refused() -> Calls:
 
 
 def reset() -> None:
-    """Forget counts, refused calls and armed failures. Objects stay."""
+    """Forget the counts of `calls` and the list of `refused`.
+
+    Objects stay, and so do logs and failures: those end with their ``with`` blocks.
+    """
     loaded_library().cudaDriverSimReset()
 
 
@@ -155,116 +158,53 @@ def functions() -> tuple[str, ...]:
 
 
 def absent() -> tuple[str, ...]:
-    """Return the names of driver functions that this process asked for and that are absent."""
-    return tuple(_text("cudaDriverSimAbsent"))
-
-
-class Failure:
-    """A failure that `fail` has armed."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._final: int | None = None
-
-    @property
-    def fired(self) -> int:
-        """How many calls it has answered."""
-        if self._final is not None:
-            return self._final
-        fired = loaded_library().cudaDriverSimFired
-        fired.restype = ctypes.c_ulonglong
-        return int(fired(self._number))
-
-    def _disarm(self) -> None:
-        self._final = self.fired
-        loaded_library().cudaDriverSimDisarm(self._number)
-
-
-@contextlib.contextmanager
-def fail(
-    name: str, nth: int = 1, result: str = "CUDA_ERROR_OUT_OF_MEMORY", sticky: bool = False
-) -> Iterator[Failure]:
-    """Let one driver call fail, without any effect.
-
-    Parameters
-    ----------
-    name
-        The function, without version suffix.
-    nth
-        Which call, counted from entering, from 1 on.
-    result
-        What it is answered with.
-    sticky
-        Also every later call, until the context manager is left.
-
-    Yields
-    ------
-    Failure
-        Its ``fired`` is the number of calls answered so, also readable afterwards.
-
-    Raises
-    ------
-    TypeError
-        If `name` or `result` is no text, or `nth` no integer.
-    ValueError
-        If there is no such function or result, or `nth` is less than 1 or too large to count to.
+    """Return the names of driver functions that this process asked for and that are absent.
 
     Notes
     -----
-    It counts for the whole process, for all threads. Several can be armed at once: a call that one answers is
-    not counted by those that were armed after it. `reset` disarms all, and forgets how often they fired.
-
-    Examples
-    --------
-    >>> with sim.fail("cuMemMap", nth=2) as failure:
-    ...     buffer = resource.allocate(1 << 21)
-    >>> failure.fired
-    0
+    It tells something about programs that ask for what they use. ``cuda.bindings`` asks for every function
+    that it knows at its first call: then this is all that the driver lacks, and what the program misses shows
+    in the ``RuntimeError`` of the call itself.
     """
-    library = loaded_library()
-    for what, value in (("name", name), ("result", result)):
-        if not isinstance(value, str):
-            raise TypeError(f"{what} must be a str, not {value!r}")
-    nth = _whole("nth", nth)
-    if not 1 <= nth <= _MOST:
-        raise ValueError(f"nth counts from 1, not {nth}")
-    number = _results().get(result)
-    if number is None or number == 0:
-        raise ValueError(f"{result!r} is not the name of an error of the CUDA driver")
-    arm = library.cudaDriverSimFail
-    arm.restype = ctypes.c_int
-    arm.argtypes = [ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_int]
-    # A text with a zero in it would be cut off there.
-    identity = arm(name.encode(), nth, number, int(sticky)) if "\0" not in name else -1
-    if identity < 0:
-        raise ValueError(f"{name!r} is not a function of the simulated driver")
-    failure = Failure(identity)
-    try:
-        yield failure
-    finally:
-        failure._disarm()
-
-
-def start_log() -> None:
-    """Begin a new list of calls. See `log`."""
-    loaded_library().cudaDriverSimStartLog()
-
-
-def stop_log() -> Calls:
-    """Stop listing calls, and return the list."""
-    loaded_library().cudaDriverSimStopLog()
-    return _call_list("cudaDriverSimLog")
+    return tuple(_text("cudaDriverSimAbsent"))
 
 
 class Log:
     """A list of calls that is being made, see `logged`."""
 
-    _stopped: Calls | None = None
+    def __init__(self) -> None:
+        self._number: int = loaded_library().cudaDriverSimOpenLog()
+        self._stopped: Calls | None = None
 
     @property
     def calls(self) -> Calls:
         """The calls so far, or all of them once the context manager was left."""
-        return log() if self._stopped is None else self._stopped
+        return _call_list("cudaDriverSimLog", self._number) if self._stopped is None else self._stopped
+
+    def _stop(self) -> Calls:
+        if self._stopped is None:
+            library = loaded_library()
+            library.cudaDriverSimCloseLog(self._number)
+            self._stopped = self.calls
+            library.cudaDriverSimForgetLog(self._number)
+        return self._stopped
+
+
+_started: Log | None = None  # by start_log
+
+
+def start_log() -> None:
+    """Begin a new list of calls. See `log`."""
+    global _started
+    stop_log()
+    _started = Log()
+
+
+def stop_log() -> Calls:
+    """Stop listing calls, and return the list."""
+    if _started is not None:
+        _started._stop()
+    return log()
 
 
 def log() -> Calls:
@@ -275,12 +215,17 @@ def log() -> Calls:
     Calls
         Successful calls, too. Bounded, with the total.
     """
-    return _call_list("cudaDriverSimLog")
+    return Calls(iter(()), 0) if _started is None else _started.calls
 
 
 @contextlib.contextmanager
 def logged() -> Iterator[Log]:
     """List all driver calls made inside a ``with`` block.
+
+    Notes
+    -----
+    All threads count. It can be nested, and several threads can use it at once: each list has all calls from
+    entering to leaving.
 
     Examples
     --------
@@ -289,12 +234,11 @@ def logged() -> Iterator[Log]:
     >>> [call.name for call in log.calls]
     ['cuMemUnmap', 'cuMemAddressFree']
     """
-    start_log()
     result = Log()
     try:
         yield result
     finally:
-        result._stopped = stop_log()
+        result._stop()
 
 
 def can_hold() -> bool:

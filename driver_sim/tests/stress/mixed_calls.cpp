@@ -188,7 +188,7 @@ static void ask_around(CUdeviceptr pointer, CUmemoryPool pool, char *text, size_
     cudaDriverSimLive(text, capacity);
     cudaDriverSimRefused(text, capacity);
     cudaDriverSimCalls(text, capacity);
-    cudaDriverSimLog(text, capacity);
+    cudaDriverSimLog(1, text, capacity);
 }
 
 static void work(CUcontext context, Shared &shared, int thread, int rounds) {
@@ -303,11 +303,13 @@ static void work(CUcontext context, Shared &shared, int thread, int rounds) {
                 MUST(cuMemHostUnregister(host.data()));
             }
             break;
-        case 19:
-            cudaDriverSimStartLog();
+        case 19: {
+            int log = cudaDriverSimOpenLog();
             cuCtxSynchronize();
-            cudaDriverSimStopLog();
+            cudaDriverSimCloseLog(log);
+            cudaDriverSimForgetLog(log);
             break;
+        }
         }
     }
     MUST(cuStreamSynchronize(stream));
