@@ -4,7 +4,10 @@
 
 #include <pthread.h>
 
+#include <strings.h>
+
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -46,7 +49,31 @@ bool refuse(const char *variable, const char *text, const char *wanted) {
     return false;
 }
 
-// "8589934592", "8GiB" or "512MiB".
+// Digits, with a decimal fraction and a power of ten if wanted: "8589934592", "1.5", "1e9".
+bool read_decimal(const char *&text, double &number) {
+    auto digit = [&] { return *text >= '0' && *text <= '9'; };
+    if (!digit())
+        return false;
+    int exponent = 0;
+    for (number = 0; digit(); ++text)
+        number = number * 10 + (*text - '0');
+    if (*text == '.')
+        for (++text; digit(); ++text, --exponent)
+            number = number * 10 + (*text - '0');
+    const char *end = text;
+    if (*text == 'e' || *text == 'E') {
+        text += text[1] == '+' ? 2 : 1;
+        std::size_t power;
+        if (!digit() || !read_number(text, power) || power > 30)
+            text = end;
+        else
+            exponent += int(power);
+    }
+    number *= std::pow(10.0, exponent);
+    return true;
+}
+
+// A number and a unit in upper or lower case: "8589934592", "8GiB", "512 MB".
 bool read_bytes(const char *variable, std::size_t &bytes) {
     bytes = default_memory;
     const char *text = setting(variable), *rest = text;
@@ -54,17 +81,23 @@ bool read_bytes(const char *variable, std::size_t &bytes) {
         return true;
     static const struct {
         const char *suffix;
-        int shift;
-    } units[] = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-    std::size_t number;
-    if (read_number(rest, number))
+        double factor;
+    } units[] = {{"", 1},          {"B", 1},          {"KB", 1e3},      {"MB", 1e6},       {"GB", 1e9},      {"TB", 1e12},
+                 {"K", 0x1p10},    {"KiB", 0x1p10},   {"M", 0x1p20},    {"MiB", 0x1p20},   {"G", 0x1p30},    {"GiB", 0x1p30},
+                 {"T", 0x1p40},    {"TiB", 0x1p40}};
+    double number;
+    if (read_decimal(rest, number)) {
+        while (*rest == ' ')
+            ++rest;
         for (auto &unit : units)
-            if (std::strcmp(rest, unit.suffix) == 0 && number <= most_memory >> unit.shift) {
-                bytes = (number << unit.shift) / granule * granule;
+            if (strcasecmp(rest, unit.suffix) == 0 && number * unit.factor <= double(most_memory)) {
+                bytes = std::size_t(number * unit.factor) / granule * granule;
                 if (bytes)
                     return true;
             }
-    return refuse(variable, text, "a number of bytes, like 8589934592, 512MiB or 4GiB, from 2MiB to 16TiB");
+    }
+    return refuse(variable, text,
+                  "a number of bytes from 2MiB to 16TiB, like 8589934592, 512MiB, 4G (of 1024) or 500MB (of 1000)");
 }
 
 bool read_count(const char *variable, std::size_t &count) {

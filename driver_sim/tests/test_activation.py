@@ -34,6 +34,20 @@ def test_watching_without_activation_says_so():
     assert "RuntimeError: the simulated driver is not active" in done.stderr
 
 
+def test_watching_works_in_a_child_before_its_first_driver_call():
+    done = run_python("import cuda_driver_sim as sim; print(sim.live(), sim.calls(), sim.is_active())")
+    assert (done.stdout, done.stderr) == ("{} {} True\n", "")
+
+
+def test_another_library_that_comes_first_in_the_path_is_not_replaced(tmp_path):
+    (tmp_path / "libcuda.so.1").write_bytes(b"")
+    path = f"{tmp_path}:{os.environ['LD_LIBRARY_PATH']}"
+    done = run_python(
+        "import cuda_driver_sim as sim; sim.live()", env={**os.environ, "LD_LIBRARY_PATH": path}
+    )
+    assert "RuntimeError: the simulated driver is not active" in done.stderr
+
+
 def test_activating_twice_changes_nothing():
     before = os.environ["LD_LIBRARY_PATH"]
     sim.activate()

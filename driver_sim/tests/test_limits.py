@@ -198,10 +198,28 @@ print(cu.cuInit(0)[0].name)
     ("variable", "value"),
     [
         ("CUDA_DRIVER_SIM_MEMORY", value)
-        for value in ("abc", "-1", "0", "1", "8 GiB", "8GB", "17TiB", "16777217TiB", "99999999999999999999")
+        for value in (
+            *("abc", "-1", "-5", "0", "1", "1MiB", "1MB", "17TiB", "16777217TiB", "99999999999999999999"),
+            *(
+                "GiB",
+                " 4GiB",
+                "4 GiB of it",
+                "4GBiB",
+                "4XiB",
+                "0x10000000",
+                "4e",
+                "4e-1",
+                "1e99",
+                "1e9999999999",
+                ".5GiB",
+            ),
+        )
     ]
-    + [("CUDA_DRIVER_SIM_HOST_MEMORY", "1e9")]
-    + [("CUDA_DRIVER_SIM_DEVICES", value) for value in ("abc", "-1", "17", "2x", "99999999999999999999")],
+    + [("CUDA_DRIVER_SIM_HOST_MEMORY", "1e")]
+    + [
+        ("CUDA_DRIVER_SIM_DEVICES", value)
+        for value in ("abc", "-1", "17", "2x", "1.5", "99999999999999999999")
+    ],
 )
 def test_a_setting_that_is_none_is_said_once(variable, value, monkeypatch):
     monkeypatch.setenv(variable, value)
@@ -221,6 +239,41 @@ assert os.wait()[1] == 0
     first, second = out.splitlines()
     assert first.startswith(f"cuda_driver_sim: {variable} is '{value}', and must be a number")
     assert second == "CUDA_ERROR_UNKNOWN CUDA_ERROR_UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("value", "bytes"),
+    [
+        ("4GiB", 4 << 30),
+        ("4gib", 4 << 30),
+        ("4 GiB", 4 << 30),
+        ("4G", 4 << 30),
+        ("4g", 4 << 30),
+        ("0.5T", 512 << 30),
+        ("1.5GiB", 3 << 29),
+        ("4096K", 4 << 20),
+        ("6KiB", None),
+        ("4GB", 4 * 10**9),
+        ("4 gb", 4 * 10**9),
+        ("64MB", 64 * 10**6),
+        ("64000KB", 64 * 10**6),
+        ("1e9", 10**9),
+        ("1.5E+9", 15 * 10**8),
+        ("2TB", 2 * 10**12),
+        ("123456789", 123456789),
+        ("123456789B", 123456789),
+    ],
+)
+def test_units(value, bytes, monkeypatch):
+    monkeypatch.setenv("CUDA_DRIVER_SIM_MEMORY", value)
+    out = run_test_program(
+        "from sim_helpers import *; print(cu.cuInit(0)[0].name, (cu.cuDeviceTotalMem(0) or [0])[1])"
+    )
+    result, total = out.split()
+    if bytes is None:
+        assert result == "CUDA_ERROR_UNKNOWN"
+    else:
+        assert (result, int(total)) == ("CUDA_SUCCESS", bytes // (2 << 20) * (2 << 20))
 
 
 @pytest.mark.parametrize("value", ["", "2MiB", "512GiB", "1TiB", "16TiB"])

@@ -172,11 +172,23 @@ def put_first_in_library_path(real: bool) -> bool:
     return os.environ["LD_LIBRARY_PATH"] != before
 
 
+def _first_in_library_path() -> str | None:
+    # The child of a process where it is active has no library before its first driver call, and then ours.
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        path = os.path.join(folder, SONAME)
+        if folder and os.path.exists(path):
+            ours = (_path(False), _path(True))
+            return next((own for own in ours if os.path.exists(own) and os.path.samefile(own, path)), None)
+    return None
+
+
 def loaded_library() -> ctypes.CDLL:
     """Return the loaded library, or raise if this process does not use one of this package."""
     global _loaded
     if _loaded is None:
         library = _already_loaded()
+        if library is None and (path := _first_in_library_path()):
+            library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         if library is None or not _is_ours(library):
             raise RuntimeError("the simulated driver is not active: call cuda_driver_sim.activate() first")
         _loaded = library
