@@ -33,11 +33,16 @@ def test_the_library_has_what_the_source_defines(defined):
 def test_the_table_names_what_the_source_defines(tool, defined):
     text = tool.TABLE.read_text()
     there = set()
-    for line in re.findall(r"^There: (.*)\.$", text, re.MULTILINE):
-        there |= set(re.findall(r"`(\w+)`", line))
+    for part in re.findall(r"^There: (.*?)\.$", text, re.MULTILINE | re.DOTALL):
+        there |= set(re.findall(r"`(\w+)`", part))
     partly = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE))
     assert there == {name for name in defined if not defined[name].missing}
     assert partly == {name: " ".join(f.missing) for name, f in defined.items() if f.missing}
+
+
+def test_the_lists_are_wrapped(tool):
+    lists = [line for line in tool.TABLE.read_text().splitlines() if not line.startswith("|")]
+    assert max(map(len, lists)) <= 100
 
 
 def test_the_table_is_up_to_date(tool, defined):

@@ -10,6 +10,7 @@ above its definition.
 import argparse
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,8 +79,9 @@ def name_of(version):
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def list_of(names):
-    return ", ".join(f"`{name}`" for name in names)
+def list_of(what, names):
+    """Lines of at most a hundred characters, so that a comparison shows which function has changed."""
+    return textwrap.wrap(f"{what}: {', '.join(f'`{name}`' for name in names)}.", 100)
 
 
 def table(version, groups, functions):
@@ -104,14 +106,14 @@ def table(version, groups, functions):
         lines += [f"## {title}: {len(have)} of {len(names)}", ""]
         whole = [name for name in have if not functions[name].missing]
         if whole:
-            lines += [f"There: {list_of(whole)}.", ""]
+            lines += [*list_of("There", whole), ""]
         if len(whole) < len(have):
             lines += ["| there in part | what is missing |", "|---|---|"]
             lines += [f"| `{n}` | {' '.join(functions[n].missing)} |" for n in have if functions[n].missing]
             lines += [""]
         absent = [name for name in names if name not in functions]
         if absent:
-            lines += [f"Absent: {list_of(absent)}.", ""]
+            lines += [*list_of("Absent", absent), ""]
     return "\n".join(lines[:-1]) + "\n"
 
 
