@@ -69,6 +69,7 @@ $(DONE)/environment:
 
 # Without build isolation: the build tools are fetched once, and a changed file costs a rebuild of that file only.
 $(DONE)/build-tools: $(DONE)/environment pyproject.toml driver_sim/pyproject.toml
+	@echo "== Fetching the build tools into $(VENV)"
 	$(BIN)/python tools/requirements.py pyproject.toml build > $(DONE)/build.txt
 	$(BIN)/python tools/requirements.py driver_sim/pyproject.toml build >> $(DONE)/build.txt
 	$(PIP) install -r $(DONE)/build.txt
@@ -76,6 +77,7 @@ $(DONE)/build-tools: $(DONE)/environment pyproject.toml driver_sim/pyproject.tom
 
 # One wheel for every Python, so that a second environment need not compile it again.
 $(WHEELS)/.driver-sim: $(SIM_SOURCES) | $(DONE)/build-tools
+	@echo "== Compiling the simulated driver: about a minute, and silent"
 	mkdir -p $(WHEELS)
 	rm -f $(WHEELS)/cuda_driver_sim-*.whl
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(WHEELS) ./driver_sim
@@ -86,15 +88,18 @@ $(DONE)/driver-sim: $(DONE)/build-tools $(WHEELS)/.driver-sim
 	touch $@
 
 $(DONE)/package: $(DONE)/driver-sim $(PACKAGE_SOURCES)
+	@echo "== Compiling the package: a few minutes, and silent"
 	$(PIP) install --no-build-isolation .
 	touch $@
 
 $(DONE)/test-tools: $(DONE)/environment pyproject.toml
+	@echo "== Fetching the test tools"
 	$(BIN)/python tools/requirements.py pyproject.toml test > $(DONE)/test.txt
 	$(PIP) install -r $(DONE)/test.txt
 	touch $@
 
 $(DONE)/lint-tools: $(DONE)/environment pyproject.toml
+	@echo "== Fetching the lint tools"
 	$(BIN)/python tools/requirements.py pyproject.toml lint > $(DONE)/lint.txt
 	$(PIP) install -r $(DONE)/lint.txt
 	touch $@

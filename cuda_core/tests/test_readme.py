@@ -4,6 +4,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,50 @@ def test_the_tour_prints_what_its_comments_say(tmp_path):
     assert done.stdout.splitlines() == promised
 
 
+def promised_output():
+    return [
+        match[1]
+        for block in blocks("python")
+        for line in block
+        if (match := re.search(r"print\(.*\)  # (.*)$", line))
+    ]
+
+
+@pytest.mark.sim_only
+def test_the_tour_can_be_pasted_piece_by_piece():
+    pieces = "".join("\n".join(block) + "\n" for block in blocks("python"))
+    done = run([sys.executable, "-q", "-i", "-"], input=pieces)
+    assert "Error" not in done.stderr, done.stderr
+    printed = iter(done.stdout.splitlines())  # and the values of expressions
+    assert [line for line in promised_output() if line not in printed] == []
+
+
+@pytest.mark.sim_only
+def test_the_tour_runs_in_front_of_another_driver(tmp_path):
+    import cuda_driver_sim
+
+    beneath = shutil.copy(cuda_driver_sim.library_path(), tmp_path / "driver.so")
+    script = "\n".join(line for block in blocks("python") for line in [*block, ""])
+    assert script.count("cuda_driver_sim.activate()") == 1
+    (tmp_path / "tour.py").write_text(script.replace("activate()", "activate(real=True)"), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    done = run(
+        [sys.executable, tmp_path / "tour.py"], env={**environment, "CUDA_DRIVER_SIM_REAL": str(beneath)}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == promised_output()
+
+
+@pytest.mark.sim_only
+def test_what_is_absent_is_said_as_the_readme_says():
+    text = README.read_text(encoding="utf-8")
+    (name,) = set(re.findall(r"`from cuda.core import (\w+)` says only", text))
+    done = run([sys.executable, "-c", f"import cuda.core; cuda.core.{name}"])
+    assert re.search(rf"AttributeError: .*{name}.*not", done.stderr), done.stderr
+    done = run([sys.executable, "-c", f"from cuda.core import {name}"])
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: cannot import name '{name}'")
+
+
 def table(lines):
     """Return what the demo's table shows, the addresses numbered in order of appearance instead of given."""
     seen = {}
@@ -68,6 +113,21 @@ def test_each_make_command_exists_and_ci_runs_it(command):
     assert done.returncode == 0, done.stderr
     if command != "make bench":  # takes minutes and decides nothing
         assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+@pytest.mark.sim_only
+def test_make_says_what_it_does_before_each_long_step(tmp_path):
+    done = run(["make", "--dry-run", "demo", f"VENV={tmp_path / 'venv'}", f"WHEELS={tmp_path / 'wheels'}"])
+    assert done.returncode == 0, done.stderr
+    steps = done.stdout.splitlines()
+    long = [number for number, line in enumerate(steps) if re.search(r"-m pip .*(install|wheel) ", line)]
+    said = [number for number, line in enumerate(steps) if line.startswith("echo ")]
+    assert len(long) == 4
+    # The wheel that was just compiled is installed in a moment.
+    for number in long:
+        assert "--force-reinstall" in steps[number] or number - 4 < max(
+            (n for n in said if n < number), default=-9
+        )
 
 
 @pytest.mark.sim_only

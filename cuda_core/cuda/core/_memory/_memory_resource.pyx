@@ -75,11 +75,69 @@ cdef class MemoryResource:
 
     Examples
     --------
+    Around another resource. An error in ``deallocate`` promises that nothing was freed, so what was forgotten for
+    the free comes back:
+
+    >>> from cuda.core import Buffer, Device, LegacyPinnedMemoryResource, MemoryResource
+    >>> Device(0).set_current()
     >>> class Counting(MemoryResource):
+    ...     is_device_accessible, is_host_accessible = True, True
+    ...
     ...     def __init__(self, inner):
-    ...         self.inner, self.live = inner, 0
-    ...     def deallocate(self, ptr, size, *, stream):
-    ...         self.live -= size
+    ...         self.inner, self.buffers = inner, {}
+    ...
+    ...     def allocate(self, size, *, stream=None):
+    ...         inner = self.inner.allocate(size, stream=stream)
+    ...         self.buffers[inner.handle] = inner
+    ...         return Buffer.from_handle(inner.handle, inner.size, mr=self, stream=stream)
+    ...
+    ...     def deallocate(self, ptr, size, *, stream=None):
+    ...         inner = self.buffers.pop(ptr)  # before the free: then the address can be another thread's
+    ...         try:
+    ...             inner.close(stream)
+    ...         except BaseException:
+    ...             self.buffers[ptr] = inner
+    ...             raise
+    >>> counting = Counting(LegacyPinnedMemoryResource())
+    >>> with counting.allocate(4096) as buffer:
+    ...     print(buffer.size, len(counting.buffers))
+    4096 1
+    >>> len(counting.buffers)
+    0
+
+    With a ``deallocate`` of two steps, here the free of a pinned page beside each allocation of device memory. After
+    an error the buffer is OWNED, and can be used: the memory itself goes last, and what is done by then is
+    remembered, as ``deallocate`` is asked again from its beginning:
+
+    >>> from cuda.bindings import driver
+    >>> def value(answer):
+    ...     error, *values = answer
+    ...     if error != driver.CUresult.CUDA_SUCCESS:
+    ...         raise RuntimeError(error.name)
+    ...     return int(values[0]) if values else None
+    >>> class WithPage(MemoryResource):
+    ...     is_device_accessible, is_host_accessible, device_id = True, False, 0
+    ...
+    ...     def __init__(self):
+    ...         self.pages = {}
+    ...
+    ...     def allocate(self, size, *, stream=None):
+    ...         ptr = value(driver.cuMemAlloc(size))
+    ...         try:
+    ...             self.pages[ptr] = value(driver.cuMemAllocHost(4096))
+    ...             return Buffer.from_handle(ptr, size, mr=self, stream=stream)
+    ...         except BaseException:
+    ...             self.deallocate(ptr, size)
+    ...             raise
+    ...
+    ...     def deallocate(self, ptr, size, *, stream=None):
+    ...         if ptr in self.pages:
+    ...             value(driver.cuMemFreeHost(self.pages[ptr]))
+    ...             del self.pages[ptr]
+    ...         value(driver.cuMemFree(ptr))
+    >>> buffer = WithPage().allocate(4096)
+    >>> buffer.close().name
+    'DONE'
     """
 
     def __cinit__(self, *args, **kwargs):
