@@ -135,6 +135,7 @@ import itertools, signal, sys
 from support import GRANULE, blocked, check, driver
 from buffer_kinds import SOURCES
 from cuda.core import Device
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background of a shell ignores it
 device = Device(0)
 device.set_current()
 stream = device.create_stream()
@@ -185,10 +186,13 @@ def test_exit_02_a_child_that_is_stopped_in_the_middle_ends_by_its_signal(device
             text=True,
             env=child_environment(),
         )
-        assert child.stdout.readline() == "ready\n"
-        time.sleep(delays.uniform(0, 0.15))
-        child.send_signal(signal_sent)
-        _, errors = child.communicate(timeout=60)
+        try:
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(delays.uniform(0, 0.15))
+            child.send_signal(signal_sent)
+            _, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()
         assert child.returncode == code, errors
         if signal_sent == signal.SIGINT:
             assert errors.strip().splitlines()[-1] == "KeyboardInterrupt"
