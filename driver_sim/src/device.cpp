@@ -136,6 +136,13 @@ const Attribute attributes[] = {
 
 constexpr auto last_attribute = CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED;
 
+bool is_about_pools(CUdevice_attribute attribute) {
+    return attribute == CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED ||
+           attribute == CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES ||
+           attribute == CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED ||
+           attribute == CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED;
+}
+
 }  // namespace
 
 DRIVER_CALL("cuDeviceGet", cuDeviceGet, 2000, (CUdevice * device, int ordinal), (device, ordinal)) {
@@ -205,6 +212,8 @@ DRIVER_CALL("cuDeviceGetAttribute", cuDeviceGetAttribute, 2000, (int *pi, CUdevi
     for (const Attribute &known : attributes)
         if (known.attribute == attrib)
             *pi = known.value;
+    if (!driver().has_pools && is_about_pools(attrib))
+        *pi = 0;
     return CUDA_SUCCESS;
 }
 

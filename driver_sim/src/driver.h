@@ -216,6 +216,7 @@ struct Driver {
     std::unordered_map<CUmemGenericAllocationHandle, Chunk *> chunks;
     std::map<Address, Allocation> allocations;
     std::unordered_set<Address> freed_in_order;  // plain memory given to cuMemFreeAsync, see there
+    bool has_pools = true;                       // as devices without them say otherwise
     std::unordered_set<Pool *> pools;            // whose handles are good
     std::map<Address, Pool *> pools_by_address;  // also destroyed ones with allocations left
     using PoolPlace = std::tuple<int, int, int>;  // allocation type, location type and number

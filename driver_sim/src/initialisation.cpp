@@ -122,6 +122,15 @@ bool check_version() {
     return refuse(version_variable, text, "13.0 or 13.2");
 }
 
+bool read_switch(const char *variable, bool &on) {
+    const char *text = setting(variable), *rest = text;
+    std::size_t number = on;
+    if (text && (!read_number(rest, number) || *rest || number > 1))
+        return refuse(variable, text, "0 or 1");
+    on = number != 0;
+    return true;
+}
+
 // As much as the process can have, but each its share: a limit on addresses or a sanitizer may leave less than
 // usual. Pools get most where it is little, as each takes twice the memory of its device.
 bool open_spaces(Driver &d) {
@@ -142,7 +151,8 @@ bool open_spaces(Driver &d) {
 bool open_driver(Driver &d) {
     std::size_t count, memory, host_memory;
     if (!read_count("CUDA_DRIVER_SIM_DEVICES", count) || !read_bytes("CUDA_DRIVER_SIM_MEMORY", memory) ||
-        !read_bytes("CUDA_DRIVER_SIM_HOST_MEMORY", host_memory) || !check_version())
+        !read_bytes("CUDA_DRIVER_SIM_HOST_MEMORY", host_memory) ||
+        !read_switch("CUDA_DRIVER_SIM_POOLS", d.has_pools) || !check_version())
         return false;
     if (!chunk_store().open()) {
         std::fprintf(stderr, "cuda_driver_sim: no file in memory can be made (%s): cuInit answers CUDA_ERROR_UNKNOWN\n",

@@ -163,6 +163,8 @@ std::uint32_t live_block(Pool &pool, Address address) {
 
 CUresult make_pool(const CUmemPoolProps &properties, Pool *&pool) {
     Driver &d = driver();
+    if (!d.has_pools)
+        return CUDA_ERROR_NOT_SUPPORTED;
     auto made = std::make_unique<Pool>();
     made->properties = properties;
     bool managed = made->managed();

@@ -288,6 +288,8 @@ DRIVER_CALL("cuDeviceGetDefaultMemPool", cuDeviceGetDefaultMemPool, 11020, (CUme
         return CUDA_ERROR_INVALID_DEVICE;
     if (!pool_out)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!driver().has_pools)
+        return CUDA_ERROR_NOT_SUPPORTED;
     *pool_out = reinterpret_cast<CUmemoryPool>(default_pool(*device));
     return *pool_out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -299,6 +301,8 @@ DRIVER_CALL("cuDeviceGetMemPool", cuDeviceGetMemPool, 11020, (CUmemoryPool * poo
         return CUDA_ERROR_INVALID_DEVICE;
     if (!pool)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!driver().has_pools)
+        return CUDA_ERROR_NOT_SUPPORTED;
     *pool = reinterpret_cast<CUmemoryPool>(current_pool(*device));
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -376,6 +380,8 @@ DRIVER_CALL_ON_STREAM("cuMemAllocAsync", cuMemAllocAsync, 11020, (CUdeviceptr * 
         return capture_allocation(dptr, bytesize, *s);
     if (CUresult bad = check_capture_allows())
         return bad;
+    if (!driver().has_pools)
+        return CUDA_ERROR_NOT_SUPPORTED;
     Pool *pool = current_pool(*s->context->device);
     return pool ? allocate(dptr, bytesize, *pool, *s) : CUDA_ERROR_OUT_OF_MEMORY;
 }

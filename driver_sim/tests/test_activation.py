@@ -99,3 +99,23 @@ def test_settings():
     assert done.stdout == f"2 {64 << 20}\n"
     done = run_python(ASK, env={**os.environ, "CUDA_DRIVER_SIM_DEVICES": "0"})
     assert done.stdout.startswith("CUDA_ERROR_NO_DEVICE")
+
+
+def test_devices_without_memory_pools():
+    program = (
+        "from cuda.bindings import driver as d; d.cuInit(0); d.cuDevicePrimaryCtxRetain(0); "
+        "A = d.CUdevice_attribute; "
+        "names = [a for a in A.__members__.values() if 'POOL' in a.name and 'RDMA' not in a.name]; "
+        "print(len(names), [int(d.cuDeviceGetAttribute(a, 0)[1]) for a in names if a < 145]); "
+        "print(d.cuDeviceGetMemPool(0)[0].name, d.cuDeviceGetDefaultMemPool(0)[0].name); "
+        "p = d.CUmemPoolProps(); p.allocType = 1; p.location.type = 1; "
+        "print(d.cuMemPoolCreate(p)[0].name)"
+    )
+    done = run_python(program, env={**os.environ, "CUDA_DRIVER_SIM_POOLS": "0"})
+    without, default, made = done.stdout.splitlines()
+    assert without.endswith("[0, 0, 0, 0]")
+    assert default == "CUDA_ERROR_NOT_SUPPORTED CUDA_ERROR_NOT_SUPPORTED"
+    assert made == "CUDA_ERROR_NOT_SUPPORTED"
+    assert "0" not in run_python(program, env=dict(os.environ)).stdout.splitlines()[0].split("[")[1]
+    done = run_python(ASK, env={**os.environ, "CUDA_DRIVER_SIM_POOLS": "yes"})
+    assert "CUDA_DRIVER_SIM_POOLS is 'yes', and must be 0 or 1" in done.stderr

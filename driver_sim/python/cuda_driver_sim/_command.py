@@ -41,6 +41,7 @@ CUDA_DRIVER_SIM_REAL         the library of the real driver, when it is not foun
 CUDA_DRIVER_SIM_DEVICES      number of devices (2)
 CUDA_DRIVER_SIM_MEMORY       memory of each device, in bytes or like 4GiB, 500MB (8GiB)
 CUDA_DRIVER_SIM_HOST_MEMORY  host memory that can be pinned, likewise (8GiB)
+CUDA_DRIVER_SIM_POOLS        0: devices without memory pools (1)
 """
 
 
