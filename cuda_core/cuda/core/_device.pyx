@@ -16,6 +16,9 @@ from cuda.core._context import Context
 from cuda.core._device_properties import DeviceProperties
 from cuda.core._errors import CUDAError
 from cuda.core._memory import _location, _virtual_memory_resource
+from cuda.core._memory._device_memory_resource import DeviceMemoryResource
+from cuda.core._memory._memory_resource import MemoryResource
+from cuda.core._memory._synchronous import _SynchronousMemoryResource
 from cuda.core._utils.cuda_utils import ComputeCapability
 
 __all__ = ["ComputeCapability", "Device"]
@@ -74,7 +77,7 @@ class Device:
     >>> stream = device.create_stream()
     """
 
-    __slots__ = ("__weakref__", "_device_id", "_properties")
+    __slots__ = ("__weakref__", "_device_id", "_memory_resource", "_properties")
 
     def __new__(cls, device_id=None):
         cdef cydriver.CUcontext context
@@ -101,6 +104,7 @@ class Device:
         if known is None:
             known = devices[device_id] = super().__new__(cls)
             known._device_id = device_id
+            known._memory_resource = None
             known._properties = None
         return known
 
@@ -289,6 +293,56 @@ class Device:
         """
         cdef cydriver.CUcontext context = _context_of(self)
         return create_event(context, self._device_id, options)
+
+    @property
+    def memory_resource(self):
+        """MemoryResource: what :meth:`allocate` allocates from, on the thread that this object belongs to.
+
+        By default a :class:`DeviceMemoryResource` on the device's current pool; on a device without memory pools a
+        resource that allocates plain memory. It can be set.
+
+        Raises
+        ------
+        TypeError
+            If it is set to something that is no memory resource. The old one stays.
+        """
+        if self._memory_resource is None:
+            kind = DeviceMemoryResource if self.properties.memory_pools_supported else _SynchronousMemoryResource
+            self._memory_resource = kind(self._device_id)
+        return self._memory_resource
+
+    @memory_resource.setter
+    def memory_resource(self, resource):
+        if not isinstance(resource, MemoryResource):
+            raise TypeError(
+                f"memory_resource must be a MemoryResource, got {type(resource).__name__}: {resource!r}"
+            )
+        self._memory_resource = resource
+
+    def allocate(self, size, *, stream):
+        """Allocate from the device's :attr:`memory_resource`.
+
+        Parameters
+        ----------
+        size : int
+            Bytes wanted.
+        stream : Stream
+            The stream that orders the allocation. It must be given; ``device.default_stream`` is the default one.
+
+        Returns
+        -------
+        Buffer
+            The new buffer, OWNED.
+
+        Raises
+        ------
+        CUDAError
+            If no context of this device is current, or the driver refuses.
+        TypeError, ValueError, OverflowError
+            If ``size`` is no size, or ``stream`` is None or no stream.
+        """
+        _context_of(self)
+        return self.memory_resource.allocate(size, stream=stream)
 
     def __getattr__(self, name):
         if name in _ABSENT:

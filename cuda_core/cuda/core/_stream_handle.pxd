@@ -20,13 +20,36 @@ cdef struct StreamHandle:
     StreamHandle** members       # of a set, each retained
     int member_count
 
+cdef extern from *:
+    long __atomic_add_fetch(long*, long, int) noexcept nogil
+    enum:
+        __ATOMIC_ACQ_REL
+
+cdef inline StreamHandle* retain_stream(StreamHandle* handle) noexcept nogil:
+    if handle != NULL:
+        __atomic_add_fetch(&handle.count, 1, __ATOMIC_ACQ_REL)
+    return handle
+
+cdef void end_stream(StreamHandle* handle) noexcept nogil
+
+cdef inline void release_stream(StreamHandle* handle) noexcept nogil:
+    if handle != NULL and __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) == 0:
+        end_stream(handle)
+
+# The same for callers with the GIL, which is let go only where a stream is destroyed.
+cdef inline void drop_stream(StreamHandle* handle) noexcept:
+    if handle != NULL and __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) == 0:
+        with nogil:
+            end_stream(handle)
+
 # Takes the count of 1 that it returns; released with release_stream.
 cdef StreamHandle* new_stream_handle(cydriver.CUstream stream, cydriver.CUcontext context, int device_id,
                                      StreamKind kind) except NULL
 cdef void always_there() noexcept nogil
 cdef StreamHandle* bind_token(StreamHandle* token) except? NULL
-cdef StreamHandle* retain_stream(StreamHandle* handle) noexcept nogil
-cdef void release_stream(StreamHandle* handle) noexcept nogil
+cdef cydriver.CUresult enter_stream(StreamHandle* handle, bint* pushed, const char** function) noexcept nogil
+cdef void leave_stream(bint pushed) noexcept nogil
+cdef cydriver.CUstream stream_as_seen_here(StreamHandle* handle) noexcept nogil
 cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil
 cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil
 cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil

@@ -15,11 +15,6 @@ from libcpp.atomic cimport atomic
 from cuda.core._context cimport current_context
 from cuda.core._driver cimport is_finalizing
 
-cdef extern from *:
-    long __atomic_add_fetch(long*, long, int) noexcept nogil
-    enum:
-        __ATOMIC_ACQ_REL
-
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept nogil
     void Py_XDECREF(PyObject*) noexcept
@@ -47,16 +42,9 @@ cdef StreamHandle* new_stream_handle(cydriver.CUstream stream, cydriver.CUcontex
     return handle
 
 
-cdef StreamHandle* retain_stream(StreamHandle* handle) noexcept nogil:
-    if handle != NULL:
-        __atomic_add_fetch(&handle.count, 1, __ATOMIC_ACQ_REL)
-    return handle
-
-
-cdef void release_stream(StreamHandle* handle) noexcept nogil:
+cdef void end_stream(StreamHandle* handle) noexcept nogil:
+    """Destroy a stream that nobody holds any more, where it is ours."""
     cdef int member
-    if handle == NULL or __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) != 0:
-        return
     if handle.kind == STREAM_OWNED:
         # A stream whose context is gone is gone with it; there is nobody to tell and nothing to try again.
         cydriver.cuStreamDestroy(handle.stream)
@@ -70,7 +58,7 @@ cdef void release_stream(StreamHandle* handle) noexcept nogil:
     _live.fetch_sub(1)
 
 
-cdef cydriver.CUresult _enter(StreamHandle* handle, bint* pushed, const char** function) noexcept nogil:
+cdef cydriver.CUresult enter_stream(StreamHandle* handle, bint* pushed, const char** function) noexcept nogil:
     """Make the context current in which a default stream was bound, unless it is.
 
     The two default streams are tokens: the driver resolves them in the calling thread's current context.
@@ -103,7 +91,7 @@ cdef bint _is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogi
     )
 
 
-cdef cydriver.CUstream _as_seen_here(StreamHandle* handle) noexcept nogil:
+cdef cydriver.CUstream stream_as_seen_here(StreamHandle* handle) noexcept nogil:
     """Return what to wait for on this thread.
 
     The per-thread token would name this thread's own stream. Another thread's cannot be named; the legacy stream,
@@ -114,7 +102,7 @@ cdef cydriver.CUstream _as_seen_here(StreamHandle* handle) noexcept nogil:
     return handle.stream
 
 
-cdef void _leave(bint pushed) noexcept nogil:
+cdef void leave_stream(bint pushed) noexcept nogil:
     cdef cydriver.CUcontext popped = NULL
     if pushed:
         cydriver.cuCtxPopCurrent(&popped)
@@ -133,12 +121,12 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
             if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
-    result = _enter(handle, &pushed, function)
+    result = enter_stream(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     function[0] = b"cuStreamIsCapturing"
-    result = cydriver.cuStreamIsCapturing(_as_seen_here(handle), &status)
-    _leave(pushed)
+    result = cydriver.cuStreamIsCapturing(stream_as_seen_here(handle), &status)
+    leave_stream(pushed)
     if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
         # The legacy stream waits for every blocking stream, and one of those is being captured.
         capturing[0] = True
@@ -161,7 +149,7 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
             if result != cydriver.CUresult.CUDA_SUCCESS and not _is_gone(handle.members[member], result):
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
-    result = _enter(handle, &pushed, function)
+    result = enter_stream(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     # A wait for any stream invalidates the captures that this thread may not disturb, unless the thread says that it
@@ -170,9 +158,9 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
     result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuStreamSynchronize"
-        result = cydriver.cuStreamSynchronize(_as_seen_here(handle))
+        result = cydriver.cuStreamSynchronize(stream_as_seen_here(handle))
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    _leave(pushed)
+    leave_stream(pushed)
     return result
 
 
@@ -198,16 +186,16 @@ cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const ch
     result = stream_is_capturing(handle, &capturing, function)
     if result != cydriver.CUresult.CUDA_SUCCESS or capturing:
         return result
-    result = _enter(handle, &pushed, function)
+    result = enter_stream(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     function[0] = b"cuThreadExchangeStreamCaptureMode"
     result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuStreamQuery"
-        result = cydriver.cuStreamQuery(_as_seen_here(handle))
+        result = cydriver.cuStreamQuery(stream_as_seen_here(handle))
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    _leave(pushed)
+    leave_stream(pushed)
     if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
         return cydriver.CUresult.CUDA_SUCCESS
     if _is_gone(handle, result):

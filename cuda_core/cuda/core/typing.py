@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 __all__ = [
     "DevicePointerType",
     "IsStreamType",
+    "ManagedMemoryLocationType",
     "VirtualMemoryAccessType",
     "VirtualMemoryAllocationType",
     "VirtualMemoryGranularityType",
@@ -33,6 +34,14 @@ class _StringEnum(str, enum.Enum):
     # enum.StrEnum came with Python 3.11.
     def __str__(self) -> str:
         return str.__str__(self)
+
+
+class ManagedMemoryLocationType(_StringEnum):
+    """A place where managed memory can lie."""
+
+    DEVICE = "device"  #: memory of a device
+    HOST = "host"  #: memory of the host, on any NUMA node
+    HOST_NUMA = "host_numa"  #: memory of one NUMA node of the host
 
 
 class VirtualMemoryHandleType(_StringEnum):

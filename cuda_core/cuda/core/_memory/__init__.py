@@ -3,10 +3,13 @@
 
 from cuda.core._memory._array_view import ArrayView
 from cuda.core._memory._buffer import Buffer
+from cuda.core._memory._device_memory_resource import DeviceMemoryResource, DeviceMemoryResourceOptions
 from cuda.core._memory._legacy import LegacyPinnedMemoryResource
 from cuda.core._memory._managed_buffer import ManagedBuffer
+from cuda.core._memory._managed_memory_resource import ManagedMemoryResource, ManagedMemoryResourceOptions
 from cuda.core._memory._memory_resource import MemoryResource
 from cuda.core._memory._ownership import Ownership, TransferredTo
+from cuda.core._memory._pinned_memory_resource import PinnedMemoryResource, PinnedMemoryResourceOptions
 from cuda.core._memory._release import CloseResult
 from cuda.core._memory._transfer import Allocation
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
@@ -17,10 +20,16 @@ __all__ = [
     "ArrayView",
     "Buffer",
     "CloseResult",
+    "DeviceMemoryResource",
+    "DeviceMemoryResourceOptions",
     "LegacyPinnedMemoryResource",
     "ManagedBuffer",
+    "ManagedMemoryResource",
+    "ManagedMemoryResourceOptions",
     "MemoryResource",
     "Ownership",
+    "PinnedMemoryResource",
+    "PinnedMemoryResourceOptions",
     "TransferredTo",
     "VirtualMemoryResource",
     "VirtualMemoryResourceOptions",

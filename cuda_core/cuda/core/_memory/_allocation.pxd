@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libcpp.atomic cimport atomic
 
 from cuda.core._memory._virtual_range cimport VirtualRange
@@ -23,11 +23,16 @@ cdef enum:
 # call can be made again.
 ctypedef int (*Deleter)(Record record, StreamHandle* order, int waiting) except -1
 
+# What an allocation keeps alive and no user needs to see; it stands in the place of an owner.
+cdef class Keeper:
+    pass
+
 cdef class Record:
     cdef atomic[uint64_t] own_word
     cdef atomic[uint64_t]* word     # own_word, or the word of the range
     cdef uint32_t epoch
-    cdef int device_id
+    cdef uint32_t list_slot         # among the open records that no index knows; 0 for none
+    cdef int16_t device_id
     cdef uint16_t generation        # of forks, when the record began
     cdef uint8_t left_to            # who took over what a range holds, once its epoch has passed this record's
     cdef uint8_t counted            # among the records that must still return something

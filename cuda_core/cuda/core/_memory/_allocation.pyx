@@ -28,8 +28,9 @@ from cuda.core._memory._ownership cimport (
     state_of,
     step,
 )
+from cuda.core._memory._record_slots cimport leave_slot
 from cuda.core._memory._virtual_range cimport VirtualRange, live_parts
-from cuda.core._stream_handle cimport release_stream, retain_stream
+from cuda.core._stream_handle cimport drop_stream, release_stream, retain_stream
 
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._ownership import Ownership, TransferredTo
@@ -62,6 +63,10 @@ class FreeFunction:
         self.function = function
 
 
+cdef class Keeper:
+    """Base of what an allocation keeps alive without telling, such as the pool that it was taken from."""
+
+
 # No gc_clear: the word of a range lies inside the range object, and both must outlive the last look at the word,
 # which __dealloc__ takes.
 @cython.no_gc_clear
@@ -76,6 +81,7 @@ cdef class Record:
         self.serial = _serial.fetch_add(1) + 1
 
     def __dealloc__(self):
+        leave_slot(self.list_slot)
         record_ended(self)  # counted still if its release failed, or the interpreter is going
         release_stream(self.stream)
         self.stream = NULL
@@ -178,14 +184,17 @@ cdef class Record:
     cdef void forget(self) noexcept:
         """Drop what the free needed, once it is done or passed on."""
         cdef StreamHandle* stream
+        cdef uint32_t slot
         with cython.critical_section(self):
             stream = self.stream
+            slot = self.list_slot
+            self.list_slot = 0
             self.stream = NULL
             self.resource = None
             self.owner = None
-        if stream != NULL:
-            with nogil:
-                release_stream(stream)
+        if slot:
+            leave_slot(slot)
+        drop_stream(stream)
 
     cdef StreamHandle* hold_stream(self) noexcept:
         """Return the ordering stream with a reference of its own: another thread may replace the record's."""

@@ -6,7 +6,7 @@ from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
-from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Record
+from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Keeper, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._copy cimport copy as copy_bytes, ensure_copy_options
 from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
@@ -26,6 +26,7 @@ from cuda.core._memory._ownership cimport (
 )
 from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._memory._queue cimport wait_for_room
+from cuda.core._memory._record_slots cimport leave_slot
 from cuda.core._memory._release cimport release_from_collection
 from cuda.core._memory._transfer cimport Allocation, detach, hand_over
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream, stream_for_python
@@ -40,7 +41,7 @@ __all__ = ["Buffer"]
 
 cdef const char* _BYTES = "B"
 
-_RESULTS = tuple(CloseResult(number) for number in range(len(CloseResult)))
+cdef tuple _RESULTS = tuple(CloseResult(number) for number in range(len(CloseResult)))
 
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream):
@@ -150,6 +151,8 @@ cdef class Buffer(Record):
     def __dealloc__(self):
         # A backstop. An object whose __del__ did not run (another class's __del__ hid it) still asks the same word.
         # A Python-defined resource cannot be asked from here: in a reference cycle it may already be emptied.
+        leave_slot(self.list_slot)  # nobody may find an object that is going
+        self.list_slot = 0
         if self.deleter != ask_python and self.deleter != ask_function:
             release_from_collection(self)
 
@@ -660,7 +663,7 @@ cdef class Buffer(Record):
     @property
     def owner(self):
         """object or None: whoever is kept alive for the memory; of a slice, the buffer that it is a part of."""
-        if _is_ended(self):
+        if _is_ended(self) or isinstance(self.owner, Keeper):
             return None
         return (<Loan>self.owner).record if isinstance(self.owner, Loan) else self.owner
 

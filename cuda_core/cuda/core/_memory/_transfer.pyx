@@ -4,7 +4,7 @@
 cimport cython
 
 from cuda.core._driver cimport is_finalizing
-from cuda.core._memory._allocation cimport Record, record_ended
+from cuda.core._memory._allocation cimport Keeper, Record, record_ended
 from cuda.core._memory._ownership cimport (
     EVENT_ABORT_TRANSFER,
     EVENT_BEGIN_GROW,
@@ -166,7 +166,7 @@ cdef class Allocation(Record):
     @property
     def owner(self):
         """object or None: what has to be kept alive until the memory is freed."""
-        return self.owner
+        return None if isinstance(self.owner, Keeper) else self.owner
 
     @property
     def streams(self):

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
 
+from cuda.core._memory._option_checks import a_flag, accept, bytes_count, one_of
 from cuda.core.typing import (
     VirtualMemoryAccessType,
     VirtualMemoryAllocationType,
@@ -19,48 +19,7 @@ from cuda.core.typing import (
 
 __all__ = ["VirtualMemoryResourceOptions"]
 
-_LARGEST = 2**63 - 1
 _NO_PLACE_TO_SHARE = (VirtualMemoryLocationType.HOST,)
-
-
-def _one_of(name: str, kind: type, *, optional: bool = False) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        if value is None and optional:
-            return None
-        if not isinstance(value, str):
-            raise TypeError(f"{name} must be a string{' or None' if optional else ''}, got {value!r}")
-        try:
-            return kind(value)
-        except ValueError:
-            known = ", ".join(repr(member.value) for member in kind)
-            raise ValueError(f"{name} must be one of {known}, got {value!r}") from None
-
-    return convert
-
-
-def _bytes(name: str, *, optional: bool = False) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        if value is None and optional:
-            return None
-        if isinstance(value, bool):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
-        try:
-            number = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} must be an integer, got {value!r}") from None
-        if number < 0:
-            raise ValueError(f"{name} must not be negative, got {number}")
-        if number > _LARGEST:
-            raise OverflowError(f"{name} must be at most 2**63 - 1, got {number}")
-        return number
-
-    return convert
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"gpu_direct_rdma must be True or False, got {value!r}")
-    return value
 
 
 def _device_ordinals(value: Any) -> tuple[int, ...]:
@@ -176,33 +135,33 @@ class VirtualMemoryResourceOptions:
 
     allocation_type: VirtualMemoryAllocationType = attrs.field(
         default=VirtualMemoryAllocationType.PINNED,
-        converter=_one_of("allocation_type", VirtualMemoryAllocationType),
+        converter=one_of("allocation_type", VirtualMemoryAllocationType),
     )
     location_type: VirtualMemoryLocationType = attrs.field(
         default=VirtualMemoryLocationType.DEVICE,
-        converter=_one_of("location_type", VirtualMemoryLocationType),
+        converter=one_of("location_type", VirtualMemoryLocationType),
     )
     handle_type: VirtualMemoryHandleType | None = attrs.field(
         default=VirtualMemoryHandleType.POSIX_FD,
-        converter=_one_of("handle_type", VirtualMemoryHandleType, optional=True),
+        converter=one_of("handle_type", VirtualMemoryHandleType, optional=True),
     )
     granularity: VirtualMemoryGranularityType = attrs.field(
         default=VirtualMemoryGranularityType.RECOMMENDED,
-        converter=_one_of("granularity", VirtualMemoryGranularityType),
+        converter=one_of("granularity", VirtualMemoryGranularityType),
     )
-    gpu_direct_rdma: bool = attrs.field(default=False, converter=_flag)
-    addr_hint: int | None = attrs.field(default=0, converter=_bytes("addr_hint", optional=True))
-    addr_align: int | None = attrs.field(default=None, converter=_bytes("addr_align", optional=True))
+    gpu_direct_rdma: bool = attrs.field(default=False, converter=a_flag("gpu_direct_rdma"))
+    addr_hint: int | None = attrs.field(default=0, converter=bytes_count("addr_hint", optional=True))
+    addr_align: int | None = attrs.field(default=None, converter=bytes_count("addr_align", optional=True))
     peers: tuple[int, ...] = attrs.field(default=(), converter=_device_ordinals)
     self_access: VirtualMemoryAccessType | None = attrs.field(
         default=VirtualMemoryAccessType.READ_WRITE,
-        converter=_one_of("self_access", VirtualMemoryAccessType, optional=True),
+        converter=one_of("self_access", VirtualMemoryAccessType, optional=True),
     )
     peer_access: VirtualMemoryAccessType | None = attrs.field(
         default=VirtualMemoryAccessType.READ_WRITE,
-        converter=_one_of("peer_access", VirtualMemoryAccessType, optional=True),
+        converter=one_of("peer_access", VirtualMemoryAccessType, optional=True),
     )
-    reserve_size: int = attrs.field(default=0, converter=_bytes("reserve_size"))
+    reserve_size: int = attrs.field(default=0, converter=bytes_count("reserve_size"))
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "_revision", 0)
@@ -215,15 +174,4 @@ class VirtualMemoryResourceOptions:
         """Return options given as an object, as a dict of its fields, or as None for the defaults."""
         if value is None:
             return cls()
-        if isinstance(value, dict):
-            unknown = [key for key in value if key not in attrs.fields_dict(cls)]
-            if unknown:
-                raise TypeError(
-                    f"{name} has no option {unknown[0]!r}; known are {', '.join(attrs.fields_dict(cls))}"
-                )
-            return cls(**value)
-        if not isinstance(value, cls):
-            raise TypeError(
-                f"{name} must be {cls.__name__}, a dict or None, got {type(value).__name__}: {value!r}"
-            )
-        return value
+        return accept(cls, value, name)

@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.core._memory._memory_pool cimport _MemPool
+
+cdef class ManagedMemoryResource(_MemPool):
+    cdef object _preferred

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uintptr_t
+
+from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._buffer cimport Buffer
+from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
+from cuda.core._memory._pool_handle cimport PoolReference
+from cuda.core._stream_handle cimport StreamHandle
+
+cdef class _MemPool(IndexedResource):
+    cdef cydriver.CUmemoryPool _pool      # NULL while there is none: before __init__, and once closed
+    cdef PoolReference _reference         # None for a pool that belongs to the whole process
+    cdef int _ordinal                     # device of the memory, -1 for memory of the host
+    cdef bint _closed
+    cdef bint _shareable
+    cdef object _uuid
+    cdef object _buffer_type              # None for Buffer itself
+    cdef int take_current_pool(self, cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind) except -1
+    cdef int take_own_pool(self, cydriver.CUmemPoolProps* properties) except -1
+    cdef int ensure_open(self) except -1
+    cdef int ensure_index(self) except -1
+    cdef int note(self, Record record) except -1
+    cdef int _choose_deleter(self) except -1
+    cdef Buffer _new_special_buffer(self, size_t size, StreamHandle* order)
+    cdef int _settle_allocation(self, cydriver.CUmemoryPool pool, size_t size, StreamHandle* order, uintptr_t* address,
+                                cydriver.CUresult result, const char* function) except -1
+    cdef int _refuse_capture(self, StreamHandle* order) except -1
+    cdef int _return_indexed(self, Record record, StreamHandle* order, int waiting) except -1
+    cdef int _free(self, uintptr_t address, StreamHandle* order) except -1
+
+cdef int return_to_pool(Record record, StreamHandle* order, int waiting) except -1

@@ -1,0 +1,499 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all resources on a memory pool of the driver share: the pool, allocating, and returning in stream order."""
+
+import uuid
+
+cimport cython
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uint32_t, uintptr_t
+
+from cuda.core._driver cimport check, ensure_driver
+from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, Record
+from cuda.core._memory._arguments cimport size_argument
+from cuda.core._memory._buffer cimport Buffer, new_buffer
+from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
+from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
+from cuda.core._memory._ownership cimport CLAIM_MASK, STATE_OWNED
+from cuda.core._memory._pool_handle cimport PoolReference, current_pool, destroy_pool, make_pool
+from cuda.core._memory._pool_release cimport ensure_freed, free_in_order, may_be_queued, queue_free
+from cuda.core._memory._queue cimport drain_for_memory
+from cuda.core._memory._record_slots cimport enter_slot, leave_slot, record_in_slot, slot_count
+from cuda.core._stream cimport Stream, Stream_accept, bind_stream
+from cuda.core._stream_handle cimport (
+    STREAM_FOREIGN,
+    StreamHandle,
+    enter_stream,
+    leave_stream,
+    retain_stream,
+    stream_as_seen_here,
+    stream_is_capturing,
+)
+
+# Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
+from cuda.bindings import driver
+from cuda.core._memory._pool_attributes import _MemPoolAttributes
+
+__all__ = []
+
+cdef extern from "Python.h":
+    bint PyLong_CheckExact(object)
+    long long PyLong_AsLongLongAndOverflow(object, int*) except? -1
+    Py_ssize_t Py_REFCNT(object)
+
+
+# --- the driver's calls -------------------------------------------------------------------------------------------
+
+
+cdef cydriver.CUresult _allocate(
+    cydriver.CUmemoryPool pool, size_t size, StreamHandle* order, uintptr_t* address, const char** function
+) noexcept nogil:
+    """Allocate on one stream. A capturing one is answered with STREAM_CAPTURE_UNSUPPORTED, without effect."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.CUstream stream = order.stream
+    cdef cydriver.CUresult result
+    cdef bint pushed = False, capturing = False
+    if order.kind > STREAM_FOREIGN:
+        result = stream_is_capturing(order, &capturing, function)
+        if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
+            result = enter_stream(order, &pushed, function)
+            stream = stream_as_seen_here(order)
+    else:
+        function[0] = b"cuStreamIsCapturing"
+        result = cydriver.cuStreamIsCapturing(stream, &status)
+        capturing = status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    if capturing:
+        return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    # The call counts among those that a capture anywhere in the process forbids.
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuMemAllocFromPoolAsync"
+        result = cydriver.cuMemAllocFromPoolAsync(<cydriver.CUdeviceptr*>address, size, pool, stream)
+        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    leave_stream(pushed)
+    return result
+
+
+# --- the deleter --------------------------------------------------------------------------------------------------
+
+
+cdef int return_to_pool(Record record, StreamHandle* order, int waiting) except -1:
+    """The deleter: one driver call, in the order of the streams. It never waits."""
+    cdef _MemPool resource = <_MemPool>record.resource
+    cdef uintptr_t address = record.pointer
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result
+    if not record.size:
+        return CLOSE_DONE
+    if resource._holdings is not None:
+        return resource._return_indexed(record, order, waiting)
+    with nogil:
+        result = free_in_order(address, order, &function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        return CLOSE_DONE
+    try:
+        return _settle(record, order, waiting, result, function)
+    except BaseException:  # the record still owns it
+        if resource._holdings is not None:  # an index was built meanwhile, without what was being freed
+            resource.remember(record)
+        raise
+
+
+cdef int _settle(
+    Record record, StreamHandle* order, int waiting, cydriver.CUresult result, const char* function
+) except -1:
+    """Leave a refused free of a collection or of a last loan to the queue where that can make it, or raise."""
+    if waiting >= NEVER_WAIT and may_be_queued(order, result, function, waiting == LAST_LOAN):
+        return queue_free(record, order, waiting == NEVER_WAIT)
+    ensure_freed(result, order, function)
+    return CLOSE_DONE
+
+
+# --- the resource -------------------------------------------------------------------------------------------------
+
+
+# No gc_clear: a buffer that is collected together with its resource still needs the index and the pool.
+@cython.no_gc_clear
+cdef class _MemPool(IndexedResource):
+    """Base of the resources that allocate from a memory pool, in the order of streams."""
+
+    def __cinit__(self, *args, **kwargs):
+        self._ordinal = -1
+        # The index of the base class is built when it is first needed.
+        self._holdings = None
+
+    # -- the pool --------------------------------------------------------------------------------------------------
+
+    cdef int take_current_pool(self, cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind) except -1:
+        """Allocate from the pool that the driver uses by itself. It is never owned here."""
+        cdef cydriver.CUmemoryPool pool = NULL
+        cdef const char* function = NULL
+        cdef cydriver.CUresult result
+        ensure_driver()
+        with nogil:
+            result = current_pool(location, kind, &pool, &function)
+        check(result, function)
+        self._pool = pool
+        self._reference, self._closed = None, False
+        self._choose_deleter()
+        return 0
+
+    cdef int take_own_pool(self, cydriver.CUmemPoolProps* properties) except -1:
+        """Make a pool and own it."""
+        self._reference = make_pool(properties)
+        self._pool = self._reference.handle.pool
+        self._closed = False
+        self._shareable = properties.handleTypes != cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+        self._uuid = uuid.uuid4() if self._shareable else None
+        self._choose_deleter()
+        return 0
+
+    cdef int _choose_deleter(self) except -1:
+        # A subclass may have its own deallocate, and that is asked; it is found by the index.
+        if self.deleter == ask_python and self._holdings is None:
+            self._holdings = {}
+        return 0
+
+    cdef int ensure_open(self) except -1:
+        """Raise RuntimeError unless there is a pool to allocate from."""
+        if self._pool == NULL:
+            if self._closed:
+                raise RuntimeError(f"{type(self).__name__} has been closed")
+            raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
+        return 0
+
+    def close(self):
+        """Give the pool up. Closing twice is harmless.
+
+        Open buffers stay valid. A pool that this resource made is destroyed with the last of them, or now if there is
+        none; the pool of a device stays. Nothing can be allocated any more, but :meth:`deallocate` goes on working.
+
+        Raises
+        ------
+        CUDAError
+            If the driver refuses to destroy the pool. The resource stays open, and can be closed again.
+        """
+        cdef cydriver.CUmemoryPool pool = self._pool
+        cdef PoolReference reference = self._reference
+        if pool == NULL:
+            self._closed = True
+            return
+        self._pool = NULL
+        self._reference, self._closed = None, True
+        # One reference is the local name. Others are of buffers, and of allocations that are being made.
+        if reference is None or Py_REFCNT(reference) > 1 or reference.handle.count > 1:
+            return
+        try:
+            destroy_pool(reference)
+        except BaseException:
+            self._pool = pool
+            self._reference, self._closed = reference, False
+            raise
+
+    @property
+    def is_closed(self):
+        """bool: whether the resource has given its pool up."""
+        return self._pool == NULL
+
+    @property
+    def handle(self):
+        """The ``CUmemoryPool`` as a ``cuda.bindings.driver`` object; a null one once the resource is closed."""
+        return driver.CUmemoryPool(<size_t>self._pool)
+
+    @property
+    def is_handle_owned(self):
+        """bool: whether this resource made its pool. False once it is closed."""
+        return self._reference is not None
+
+    @property
+    def is_ipc_enabled(self):
+        """bool: whether the pool was made to be shared with other processes. False once the resource is closed."""
+        return self._shareable and self._pool != NULL
+
+    @property
+    def is_mapped(self):
+        """bool: whether the pool is of another process. Never, in this build."""
+        return False
+
+    @property
+    def uuid(self):
+        """uuid.UUID or None: what other processes know a shareable pool by; None for others, and once closed."""
+        return self._uuid if self._pool != NULL else None
+
+    @property
+    def attributes(self):
+        """The pool's attributes: how much it holds, and how it reuses memory.
+
+        Raises
+        ------
+        RuntimeError
+            If the resource is closed, now or when an attribute is read.
+        """
+        self.ensure_open()
+        return _MemPoolAttributes._of(self)
+
+    def _hold_pool(self):
+        """Return the pool's address, and what keeps the pool while the caller uses it."""
+        self.ensure_open()
+        return <size_t>self._pool, self._reference
+
+    # -- allocating ------------------------------------------------------------------------------------------------
+
+    def allocate(self, size, *, stream):
+        """Allocate a buffer in the order of a stream. The call waits for nothing.
+
+        Parameters
+        ----------
+        size : int
+            Bytes wanted. 0 gives an empty buffer without any driver call.
+        stream : Stream
+            The memory can be used by work that is put into this stream from now on, and by what is ordered behind that.
+            It is recorded: the release is ordered behind its work.
+
+        Returns
+        -------
+        Buffer
+            The new buffer, OWNED.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If ``size`` is not an integer, negative or too large, or ``stream`` is None or no stream. No driver call is
+            made.
+        RuntimeError
+            If the resource or the stream is closed, or the stream is being captured; the capture goes on.
+        CUDAError
+            If the driver refuses. Out of memory is answered once the queue of releases is empty.
+
+        Notes
+        -----
+        Safe from any thread, with or without a current context.
+
+        Examples
+        --------
+        >>> buffer = mr.allocate(1024, stream=stream)  # doctest: +SKIP
+        >>> buffer.close()  # in the order of the stream
+        <CloseResult.DONE: 0>
+        """
+        cdef StreamHandle* order
+        cdef Buffer buffer
+        cdef uintptr_t address = 0
+        cdef const char* function = NULL
+        cdef cydriver.CUresult result
+        cdef cydriver.CUmemoryPool pool
+        cdef long long number
+        cdef size_t wanted
+        cdef int beyond = 0
+        number = PyLong_AsLongLongAndOverflow(size, &beyond) if PyLong_CheckExact(size) else -1
+        wanted = <size_t>number if number >= 0 else size_argument(size, "size")
+        if type(stream) is Stream and (<Stream>stream)._handle != NULL and (
+            (<Stream>stream)._handle.kind <= STREAM_FOREIGN
+        ):
+            order = retain_stream((<Stream>stream)._handle)
+        else:
+            order = bind_stream(Stream_accept(stream))
+        if self._buffer_type is None:
+            buffer = new_buffer(0, wanted, self, self._ordinal, order)
+        else:
+            buffer = self._new_special_buffer(wanted, order)
+        pool = self._pool
+        if pool == NULL:
+            self.ensure_open()
+        if wanted:
+            buffer.owner = self._reference  # the pool stays while this call is under way
+            if self._holdings is None:
+                # Before the call: nothing may fail between the driver's answer and its record.
+                buffer.list_slot = enter_slot(<void*>buffer)
+            with nogil:
+                result = _allocate(pool, wanted, order, &address, &function)
+            if result != cydriver.CUresult.CUDA_SUCCESS:
+                self._settle_allocation(pool, wanted, order, &address, result, function)
+            buffer.pointer = address
+        buffer.begin(STATE_OWNED, None, 0)
+        if self._holdings is not None:
+            self.note(buffer)
+        return buffer
+
+    cdef Buffer _new_special_buffer(self, size_t size, StreamHandle* order):
+        """Make a buffer of this resource's own type, as new_buffer makes plain ones."""
+        cdef Buffer buffer = self._buffer_type.__new__(self._buffer_type)
+        buffer.size = size
+        buffer.resource = self
+        buffer.device_id = self._ordinal
+        buffer.stream = order
+        buffer.deleter = self.deleter
+        return buffer
+
+    cdef int _settle_allocation(
+        self,
+        cydriver.CUmemoryPool pool,
+        size_t size,
+        StreamHandle* order,
+        uintptr_t* address,
+        cydriver.CUresult result,
+        const char* function,
+    ) except -1:
+        """Try once more where the queue has given memory back, or raise."""
+        if result == cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            with nogil:
+                if drain_for_memory():
+                    result = _allocate(pool, size, order, address, &function)
+        if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+            self._refuse_capture(order)
+        check(result, function)
+        return 0
+
+    cdef int _refuse_capture(self, StreamHandle* order) except -1:
+        cdef bint capturing = False
+        cdef const char* asked = NULL
+        with nogil:
+            stream_is_capturing(order, &capturing, &asked)
+        if capturing:
+            raise RuntimeError(
+                f"{type(self).__name__} cannot allocate on a stream that is being captured: memory of a graph comes "
+                "from a GraphMemoryResource"
+            )
+        return 0
+
+    # -- returning -------------------------------------------------------------------------------------------------
+
+    cdef int _return_indexed(self, Record record, StreamHandle* order, int waiting) except -1:
+        cdef Holding holding = self.begin_free(record.pointer, record)
+        cdef const char* function = NULL
+        cdef uintptr_t address = record.pointer
+        cdef cydriver.CUresult result
+        cdef int outcome
+        with nogil:
+            result = free_in_order(address, order, &function)
+        try:
+            outcome = _settle(record, order, waiting, result, function)
+        except BaseException:  # the record still owns it
+            self.end_free(address, holding, False)
+            if holding is None:
+                self.remember(record)  # it was left out while it was being freed
+            raise
+        self.end_free(address, holding, True)
+        return outcome
+
+    def deallocate(self, ptr, size, *, stream):
+        """Free an allocation by its address, in the order of a stream. Buffers do this by themselves.
+
+        Parameters
+        ----------
+        ptr : int
+            Where the allocation begins.
+        size : int
+            Its size in bytes. Of an allocation that was detached from this resource, the size must match.
+        stream : Stream
+            The free is ordered behind the work of this stream. The call waits for nothing.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong; ``stream`` must be given.
+        OwnershipError
+            If an open buffer owns the address; close the buffer instead. If another call is releasing it.
+        CUDAError
+            If the driver refuses, or the stream is being captured. The same call can be made again.
+
+        Notes
+        -----
+        Works after :meth:`close`, too. An ``Allocation`` that is freed this way counts as handed over. An address that
+        this resource does not know is freed as told.
+        """
+        Stream_accept(stream)
+        self.ensure_index()
+        IndexedResource.deallocate(self, ptr, size, stream=stream)
+
+    cdef int _free(self, uintptr_t address, StreamHandle* order) except -1:
+        cdef const char* function = NULL
+        cdef cydriver.CUresult result
+        with nogil:
+            result = free_in_order(address, order, &function)
+        return ensure_freed(result, order, function)
+
+    cdef int free_record(self, Record record, StreamHandle* order) except -1:
+        cdef Holding holding
+        if not record.size:
+            return 0
+        holding = self.begin_free(record.pointer, record)
+        if holding is None:
+            return 0  # freed already, inside this very release
+        try:
+            self._free(record.pointer, order)
+        except BaseException:  # the record still owns it
+            self.end_free(record.pointer, holding, False)
+            raise
+        self.end_free(record.pointer, holding, True)
+        return 0
+
+    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
+        return self._free(address, order)
+
+    cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
+        return self._free(address, order)
+
+    # -- who owns an address ---------------------------------------------------------------------------------------
+
+    cdef int ensure_index(self) except -1:
+        """Build the index of owners by address, of all that is open. From now on it is kept up to date."""
+        cdef uint32_t slot
+        cdef void* found
+        cdef list records
+        if self._holdings is not None:
+            return 0
+        records = []
+        for slot in range(1, slot_count()):
+            found = record_in_slot(slot)
+            if found == NULL or (<Record>found).resource is not self:
+                continue
+            if not (<Record>found).word.load() & CLAIM_MASK:  # else it is being freed at this moment
+                records.append(<Record>found)
+        self._holdings = {}
+        for record in records:
+            # Making entries may run finalizers: by now it may be closed, or being freed.
+            if (
+                (<Record>record).resource is self
+                and (<Record>record).pointer  # else it is being allocated
+                and not (<Record>record).word.load() & CLAIM_MASK
+            ):
+                leave_slot((<Record>record).list_slot)
+                (<Record>record).list_slot = 0
+                self.remember(record)
+        return 0
+
+    cdef int note(self, Record record) except -1:
+        """Let a new owner be found: by the index where there is one, else in the list of open records."""
+        if self._holdings is not None:
+            return self.remember(record)
+        if not record.list_slot:
+            record.list_slot = enter_slot(<void*>record)
+        return 0
+
+    cdef int own(self, Record buffer) except -1:
+        self.ensure_index()
+        IndexedResource.own(self, buffer)
+        buffer.owner = self._reference
+        return 0
+
+    cdef int ensure_adoptable(self, Record source) except -1:
+        if self._holdings is None and source.resource is self:
+            return 0  # it is the one that is known here
+        self.ensure_index()
+        return IndexedResource.ensure_adoptable(self, source)
+
+    cdef int detached(self, Record buffer, Record allocation) except -1:
+        # Its size is checked when it comes back, also after it was handed over and no record is left.
+        self.ensure_index()
+        return self.remember(allocation)
+
+    cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1:
+        cdef _MemPool other
+        if before is not self:
+            other = before
+            if other._holdings is not None:
+                other.end_free(buffer.pointer, other.begin_free(buffer.pointer, source), True)
+        return self.note(buffer)

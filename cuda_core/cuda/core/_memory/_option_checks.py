@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of options, as converters: they run when a value is given and when it is assigned."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+__all__ = ["LARGEST", "a_flag", "accept", "bytes_count", "one_of"]
+
+LARGEST = 2**63 - 1
+
+
+def one_of(name: str, kind: type, *, optional: bool = False) -> Callable[[Any], Any]:
+    """Return a converter to a member of a string enumeration."""
+
+    def convert(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be a string{' or None' if optional else ''}, got {value!r}")
+        try:
+            return kind(value)
+        except ValueError:
+            known = ", ".join(repr(member.value) for member in kind)
+            raise ValueError(f"{name} must be one of {known}, got {value!r}") from None
+
+    return convert
+
+
+def bytes_count(name: str, *, optional: bool = False) -> Callable[[Any], Any]:
+    """Return a converter to a number from 0 to 2**63 - 1."""
+
+    def convert(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        if isinstance(value, bool):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be an integer, got {value!r}") from None
+        if number < 0:
+            raise ValueError(f"{name} must not be negative, got {number}")
+        if number > LARGEST:
+            raise OverflowError(f"{name} must be at most 2**63 - 1, got {number}")
+        return number
+
+    return convert
+
+
+def a_flag(name: str) -> Callable[[Any], bool]:
+    """Return a check for True or False."""
+
+    def convert(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+        return value
+
+    return convert
+
+
+def accept(cls: type, value: Any, name: str) -> Any:
+    """Return options given as an object or as a dict of its fields."""
+    if isinstance(value, dict):
+        unknown = [key for key in value if key not in attrs.fields_dict(cls)]
+        if unknown:
+            raise TypeError(
+                f"{name} has no option {unknown[0]!r}; known are {', '.join(attrs.fields_dict(cls))}"
+            )
+        return cls(**value)
+    if not isinstance(value, cls):
+        raise TypeError(
+            f"{name} must be {cls.__name__}, a dict or None, got {type(value).__name__}: {value!r}"
+        )
+    return value

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``PinnedMemoryResource``: page-locked host memory from a pool, in the order of streams."""
+
+cimport cython
+from cuda.bindings cimport cydriver
+from libc.string cimport memset
+
+from cuda.core._memory._host_pool cimport devices_with_host_pools, grant_access, nearest_node
+from cuda.core._memory._memory_pool cimport _MemPool, return_to_pool
+
+from cuda.core._memory._option_checks import accept
+from cuda.core._memory._pool_options import PinnedMemoryResourceOptions
+
+__all__ = ["PinnedMemoryResource", "PinnedMemoryResourceOptions"]
+
+
+@cython.no_gc_clear
+cdef class PinnedMemoryResource(_MemPool):
+    """Allocates page-locked host memory, which host and devices can use, from a pool and in the order of streams.
+
+    Parameters
+    ----------
+    options : PinnedMemoryResourceOptions or dict, optional
+        Make a pool of its own, owned by this resource. By default the driver's current pool for host memory is used,
+        which belongs to the whole process and is never destroyed from here.
+
+    Raises
+    ------
+    TypeError, ValueError, OverflowError
+        If an option is wrong.
+    RuntimeError
+        If no device supports pools at the host (``LegacyPinnedMemoryResource`` does without), there is no driver, or
+        the NUMA node shall be that of the current device and there is none.
+    CUDAError
+        If the driver refuses, for one because there is no such NUMA node.
+
+    Notes
+    -----
+    Every device that supports it gets read and write access to the pool; without that the driver lets none use its
+    memory. Safe from any thread.
+
+    The memory is the host's to use once the stream of the allocation was waited for, and until the buffer is closed.
+
+    Examples
+    --------
+    >>> with PinnedMemoryResource().allocate(4096, stream=stream) as buffer:  # doctest: +SKIP
+    ...     stream.sync()
+    ...     memoryview(buffer)[:5] = b"hello"
+    """
+
+    def __cinit__(self, *args, **kwargs):
+        self._node = -1
+        # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
+        if type(self) is PinnedMemoryResource:
+            self.deleter = return_to_pool
+
+    def __init__(self, options=None):
+        cdef cydriver.CUmemLocation location
+        cdef cydriver.CUmemPoolProps properties
+        cdef int node = -1
+        chosen = None if options is None else accept(PinnedMemoryResourceOptions, options, "options")
+        if chosen is None:
+            devices = devices_with_host_pools(False)
+            location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+            location.id = 0
+            self.take_current_pool(&location, cydriver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
+        else:
+            if chosen.numa_id is not None:
+                node = chosen.numa_id
+            elif chosen.ipc_enabled:
+                node = nearest_node()
+            devices = devices_with_host_pools(node >= 0)
+            memset(&properties, 0, sizeof(properties))
+            properties.allocType = cydriver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+            properties.location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+            if node >= 0:
+                properties.location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+                properties.location.id = node
+            properties.maxSize = chosen.max_size
+            if chosen.ipc_enabled:
+                properties.handleTypes = (
+                    cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                )
+            self.take_own_pool(&properties)
+        try:
+            grant_access(self._pool, devices, self._reference is not None)
+        except BaseException:
+            self._pool = NULL
+            self._reference = None
+            raise
+        self._node = node
+
+    @property
+    def device_id(self):
+        """int: -1, as the memory belongs to no device."""
+        return -1
+
+    @property
+    def numa_id(self):
+        """int: the NUMA node of the host that the memory is taken from; -1 where the system decides."""
+        return self._node
+
+    @property
+    def is_device_accessible(self):
+        """bool: True."""
+        return True
+
+    @property
+    def is_host_accessible(self):
+        """bool: True."""
+        return True

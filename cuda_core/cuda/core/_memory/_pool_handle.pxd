@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uint16_t
+
+from cuda.core._memory._allocation cimport Keeper
+
+cdef struct PoolHandle:
+    long count
+    cydriver.CUmemoryPool pool   # NULL once it is destroyed
+    uint16_t generation          # of forks, when it was made
+    PoolHandle* next             # among those that could not be destroyed
+
+cdef class PoolReference(Keeper):
+    cdef PoolHandle* handle
+
+cdef PoolReference make_pool(cydriver.CUmemPoolProps* properties)
+cdef int destroy_pool(PoolReference reference) except -1
+cdef PoolHandle* retain_pool(PoolHandle* handle) noexcept nogil
+cdef void release_pool(PoolHandle* handle) noexcept nogil
+cdef cydriver.CUresult current_pool(cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind,
+                                    cydriver.CUmemoryPool* pool, const char** function) noexcept nogil
+cpdef long live_pools() noexcept

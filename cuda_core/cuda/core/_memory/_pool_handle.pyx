@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The counted C handle of a memory pool, which resources and buffers hold.
+
+A pool must outlive the resource that made it: its buffers stay valid when the resource is closed. So each of them holds
+the handle, and the driver's pool is destroyed when the last holder lets go, in places where no Python may run too.
+Only pools that were made here have a handle; those of a device belong to everybody.
+
+The calls on pools count among those that a capture forbids. They are made with the thread's capture mode exchanged for
+RELAXED, so that they disturb nobody's capture.
+"""
+
+import warnings
+
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uint16_t
+from libc.stdlib cimport calloc, free
+from libcpp.atomic cimport atomic
+
+from cuda.core._driver cimport check, ensure_driver, error_for, is_finalizing, is_hopeless
+from cuda.core._memory._allocation cimport Keeper
+from cuda.core._memory._fork cimport fork_generation
+
+from cuda.core._errors import CUDAWarning
+
+cdef extern from *:
+    long __atomic_add_fetch(long*, long, int) noexcept nogil
+    enum:
+        __ATOMIC_ACQ_REL
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t*, void*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
+
+cdef atomic[long] _live
+
+# The handles of pools that the driver refused to destroy. They are tried again with the next pool that is made or given
+# up. The mutex guards the list only; no call is made under it.
+cdef pthread_mutex_t _mutex
+cdef PoolHandle* _left = NULL
+cdef uint16_t _left_generation = fork_generation()
+cdef int _last_refusal = 0
+
+pthread_mutex_init(&_mutex, NULL)
+
+
+cpdef long live_pools() noexcept:
+    """Return the number of pools that this package has made and not destroyed."""
+    return _live.load()
+
+
+cdef cydriver.CUresult _destroy(cydriver.CUmemoryPool pool, const char** function) noexcept nogil:
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUresult result
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuMemPoolDestroy"
+    result = cydriver.cuMemPoolDestroy(pool)
+    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    return result
+
+
+cdef int _report_left(void* unused) noexcept:
+    """Tell of a pool that could not be destroyed. A pending call: the main thread makes it, with the GIL."""
+    if is_finalizing() or not _last_refusal:
+        return 0
+    error = error_for(<cydriver.CUresult>_last_refusal, b"cuMemPoolDestroy")
+    warnings.warn(
+        f"a memory pool could not be destroyed: {error}. It is tried again with the next one that is made or given up.",
+        CUDAWarning,
+        stacklevel=1,
+    )
+    return 0
+
+
+cdef void _end(PoolHandle* handle, bint told) noexcept nogil:
+    """Destroy the pool of a handle that nobody holds any more, or keep it for another try."""
+    global _left, _last_refusal
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    # In the child of a fork the pool is the parent's.
+    if handle.pool != NULL and handle.generation == fork_generation():
+        result = _destroy(handle.pool, &function)
+    if result == cydriver.CUresult.CUDA_SUCCESS or is_hopeless(result):
+        if handle.pool != NULL:
+            _live.fetch_sub(1)
+        free(handle)
+        return
+    pthread_mutex_lock(&_mutex)
+    handle.next = _left
+    _left = handle
+    _last_refusal = result
+    pthread_mutex_unlock(&_mutex)
+    if not told:
+        Py_AddPendingCall(_report_left, NULL)
+
+
+cdef void _try_left() noexcept nogil:
+    """Destroy what could not be destroyed before."""
+    global _left, _left_generation
+    cdef PoolHandle* handle
+    cdef PoolHandle* following
+    if _left == NULL:
+        return
+    if _left_generation != fork_generation():
+        # The list is the parent's, and its mutex may have been held when this child was made.
+        _left_generation = fork_generation()
+        pthread_mutex_init(&_mutex, NULL)
+        _left = NULL
+        return
+    pthread_mutex_lock(&_mutex)
+    handle = _left
+    _left = NULL
+    pthread_mutex_unlock(&_mutex)
+    while handle != NULL:
+        following = handle.next
+        _end(handle, True)
+        handle = following
+
+
+cdef PoolHandle* retain_pool(PoolHandle* handle) noexcept nogil:
+    if handle != NULL:
+        __atomic_add_fetch(&handle.count, 1, __ATOMIC_ACQ_REL)
+    return handle
+
+
+cdef void release_pool(PoolHandle* handle) noexcept nogil:
+    if handle == NULL or __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) != 0:
+        return
+    _try_left()
+    _end(handle, False)
+
+
+cdef class PoolReference(Keeper):
+    """What Python objects hold of a pool: one count of its handle. A buffer has it in the place of an owner."""
+
+    def __dealloc__(self):
+        cdef PoolHandle* handle = self.handle
+        self.handle = NULL
+        if handle != NULL:
+            with nogil:
+                release_pool(handle)
+
+
+cdef PoolReference make_pool(cydriver.CUmemPoolProps* properties):
+    """Make a pool of its own.
+
+    Raises
+    ------
+    CUDAError
+        If the driver refuses. Nothing is left then.
+    """
+    cdef PoolReference self = PoolReference.__new__(PoolReference)
+    cdef PoolHandle* handle = <PoolHandle*>calloc(1, sizeof(PoolHandle))
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUresult result
+    cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
+    if handle == NULL:
+        raise MemoryError("no memory for a pool handle")
+    handle.count = 1
+    handle.generation = fork_generation()
+    self.handle = handle
+    ensure_driver()
+    with nogil:
+        _try_left()
+        result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuMemPoolCreate"
+            result = cydriver.cuMemPoolCreate(&handle.pool, properties)
+            cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        handle.pool = NULL
+    check(result, function)
+    _live.fetch_add(1)
+    return self
+
+
+cdef int destroy_pool(PoolReference reference) except -1:
+    """Destroy the pool of a reference that nobody else holds.
+
+    Raises
+    ------
+    CUDAError
+        If the driver refuses. The pool is as it was.
+    """
+    cdef PoolHandle* handle = reference.handle
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef const char* function = NULL
+    if handle.pool == NULL:
+        return 0
+    if handle.generation == fork_generation():
+        with nogil:
+            _try_left()
+            result = _destroy(handle.pool, &function)
+        check(result, function)
+    handle.pool = NULL
+    _live.fetch_sub(1)
+    return 0
+
+
+cdef cydriver.CUresult current_pool(cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind,
+                                    cydriver.CUmemoryPool* pool, const char** function) noexcept nogil:
+    """Ask for the pool that the driver uses for a kind of memory at a place. It belongs to the whole process."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUresult result
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    if (
+        kind == cydriver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        and location.type == cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    ):
+        function[0] = b"cuDeviceGetMemPool"
+        result = cydriver.cuDeviceGetMemPool(pool, location.id)
+    else:
+        function[0] = b"cuMemGetMemPool"
+        result = cydriver.cuMemGetMemPool(pool, location, kind)
+    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    return result

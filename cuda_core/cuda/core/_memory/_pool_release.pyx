@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Returning memory to a pool in the order of the streams that used it, without waiting for any.
+
+The driver frees behind the work of one stream. What that means where the stream is a default one, several, captured, or
+gone is settled here.
+"""
+
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport strcmp
+
+from cuda.core._driver cimport check, is_hopeless
+from cuda.core._memory._allocation cimport CLOSE_QUEUED, Record
+from cuda.core._memory._pool_handle cimport PoolHandle, PoolReference, release_pool, retain_pool
+from cuda.core._memory._queue cimport Job, discard_job, enqueue, new_job
+from cuda.core._memory._release cimport ensure_not_capturing
+from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._stream_handle cimport (
+    STREAM_FOREIGN,
+    STREAM_OWNED,
+    STREAM_SET,
+    StreamHandle,
+    enter_stream,
+    leave_stream,
+    stream_as_seen_here,
+    stream_is_capturing,
+    stream_is_gone,
+)
+
+cdef struct QueuedFree:
+    uintptr_t address
+    StreamHandle* order  # the job's
+    PoolHandle* pool
+
+
+cdef cydriver.CUresult free_in_order(uintptr_t address, StreamHandle* order, const char** function) noexcept nogil:
+    """Free behind the work of these streams. No stream waits for another through this, and no capture is disturbed.
+
+    A stream that is being captured is answered with STREAM_CAPTURE_UNSUPPORTED, without any effect; ``function`` then
+    names the question. On failure ``function`` names the call that was refused.
+    """
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.CUresult result
+    if order == NULL or order.kind > STREAM_FOREIGN:
+        return _free_behind_others(address, order, function)
+    function[0] = b"cuStreamIsCapturing"
+    result = cydriver.cuStreamIsCapturing(order.stream, &status)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+            return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        # The call counts among those that a capture anywhere in the process forbids.
+        function[0] = b"cuThreadExchangeStreamCaptureMode"
+        result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function[0] = b"cuMemFreeAsync"
+            result = cydriver.cuMemFreeAsync(address, order.stream)
+            cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result != cydriver.CUresult.CUDA_SUCCESS and stream_is_gone(order, result):
+        return _free_behind_others(address, NULL, function)
+    return result
+
+
+cdef cydriver.CUresult _free_behind_others(uintptr_t address, StreamHandle* order,
+                                           const char** function) noexcept nogil:
+    """Free behind a default stream, behind several streams, or behind none (NULL)."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUresult result
+    cdef bint capturing = False, pushed = False
+    if order != NULL:
+        result = stream_is_capturing(order, &capturing, function)
+        if result == cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED:
+            order = NULL  # the memory of a pool outlives contexts, and nothing of this one runs any more
+        elif result != cydriver.CUresult.CUDA_SUCCESS:
+            return result
+        if capturing:
+            return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    if order == NULL:
+        result = _free_behind_nothing(address, function)
+    elif order.kind == STREAM_SET:
+        result = _free_behind_all(address, order, function)
+    else:
+        result = enter_stream(order, &pushed, function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function[0] = b"cuMemFreeAsync"
+            result = cydriver.cuMemFreeAsync(address, stream_as_seen_here(order))
+            leave_stream(pushed)
+    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    return result
+
+
+cdef cydriver.CUresult _free_behind_nothing(uintptr_t address, const char** function) noexcept nogil:
+    """Free what no stream uses any more: on the legacy stream where that can be, for the pool's count of used bytes."""
+    cdef cydriver.CUcontext context = NULL
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.CUstream legacy = <cydriver.CUstream>1
+    if (
+        cydriver.cuCtxGetCurrent(&context) == cydriver.CUresult.CUDA_SUCCESS
+        and context != NULL
+        and cydriver.cuStreamIsCapturing(legacy, &status) == cydriver.CUresult.CUDA_SUCCESS
+        and status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    ):
+        function[0] = b"cuMemFreeAsync"
+        return cydriver.cuMemFreeAsync(address, legacy)
+    function[0] = b"cuMemFree"
+    return cydriver.cuMemFree(address)
+
+
+cdef cydriver.CUresult _context_of(StreamHandle* stream, cydriver.CUcontext* context,
+                                   const char** function) noexcept nogil:
+    context[0] = stream.context
+    if context[0] != NULL:
+        return cydriver.CUresult.CUDA_SUCCESS
+    if stream.kind == STREAM_OWNED or stream.kind == STREAM_FOREIGN:
+        function[0] = b"cuStreamGetCtx"
+        return cydriver.cuStreamGetCtx(stream.stream, context)
+    function[0] = b"cuCtxGetCurrent"
+    return cydriver.cuCtxGetCurrent(context)
+
+
+cdef cydriver.CUresult _let_wait(cydriver.CUstream own, StreamHandle* stream, const char** function) noexcept nogil:
+    """Let ``own`` wait for what is in ``stream`` now. The context of ``stream`` is current."""
+    cdef cydriver.CUevent mark = NULL
+    cdef cydriver.CUresult result
+    function[0] = b"cuEventCreate"
+    result = cydriver.cuEventCreate(&mark, cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuEventRecord"
+    result = cydriver.cuEventRecord(mark, stream_as_seen_here(stream))
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuStreamWaitEvent"
+        result = cydriver.cuStreamWaitEvent(own, mark, 0)
+    cydriver.cuEventDestroy(mark)
+    return result
+
+
+cdef cydriver.CUresult _free_behind_all(uintptr_t address, StreamHandle* order, const char** function) noexcept nogil:
+    """Free behind several streams, on a stream of its own: none of the program's has to wait for another."""
+    cdef cydriver.CUcontext context = NULL, popped = NULL
+    cdef cydriver.CUstream own = NULL
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef int member
+    for member in range(order.member_count):
+        result = _context_of(order.members[member], &context, function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function[0] = b"cuCtxPushCurrent"
+            result = cydriver.cuCtxPushCurrent(context)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            if own == NULL:
+                function[0] = b"cuStreamCreate"
+                result = cydriver.cuStreamCreate(&own, cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+                if result != cydriver.CUresult.CUDA_SUCCESS:
+                    own = NULL
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                result = _let_wait(own, order.members[member], function)
+            cydriver.cuCtxPopCurrent(&popped)
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            if not stream_is_gone(order.members[member], result):
+                break
+            result = cydriver.CUresult.CUDA_SUCCESS
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        if own == NULL:  # all of them are gone
+            result = _free_behind_nothing(address, function)
+        else:
+            function[0] = b"cuMemFreeAsync"
+            result = cydriver.cuMemFreeAsync(address, own)
+    if own != NULL:
+        cydriver.cuStreamDestroy(own)  # the driver lets what is in it run
+    return result
+
+
+cdef int ensure_freed(cydriver.CUresult result, StreamHandle* order, const char* function) except -1:
+    """Raise what :func:`free_in_order` was refused with. A capture is explained."""
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        return 0
+    if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+        ensure_not_capturing(order)
+    check(result, function)
+    return 0
+
+
+cdef bint may_be_queued(
+    StreamHandle* order, cydriver.CUresult result, const char* function, bint whatever
+) noexcept nogil:
+    """Whether a free that was refused can be left to the queue: a capture is in the way, or it could not be asked.
+
+    ``whatever``: also after any other refusal that is not final.
+    """
+    if result == cydriver.CUresult.CUDA_SUCCESS or order == NULL or is_hopeless(result):
+        return False
+    return (
+        whatever
+        or result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        or strcmp(function, b"cuStreamIsCapturing") == 0
+    )
+
+
+cdef bint _give_back(void* data, Failure* failure) noexcept nogil:
+    cdef QueuedFree* what = <QueuedFree*>data
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result = free_in_order(what.address, what.order, &function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        return True
+    failure.result = result
+    failure.function = function
+    return False
+
+
+cdef bint _discard(void* data, Failure* failure) noexcept nogil:
+    release_pool((<QueuedFree*>data).pool)
+    free(data)
+    return True
+
+
+cdef int queue_free(Record record, StreamHandle* order, bint once) except -1:
+    """Leave a free to the queue, which makes it when the streams are neither captured nor busy.
+
+    With ``once`` it is not tried again after a refusal.
+    """
+    cdef QueuedFree* what = <QueuedFree*>calloc(1, sizeof(QueuedFree))
+    cdef Job* job
+    if what == NULL:
+        raise MemoryError("no memory for a queued release")
+    what.address = record.pointer
+    what.order = order
+    if isinstance(record.owner, PoolReference):
+        what.pool = retain_pool((<PoolReference>record.owner).handle)
+    try:
+        job = new_job(_give_back, _discard, what, record, order)
+    except BaseException:
+        _discard(what, NULL)
+        raise
+    job.once = once
+    try:
+        enqueue(job)
+    except BaseException:  # nothing was queued, and the record still owns it
+        discard_job(job)
+        raise
+    return CLOSE_QUEUED
