@@ -8,7 +8,14 @@ them) is written down here and not asked of the package.
 import gc
 
 from cuda.bindings import driver
-from cuda.core import Buffer, LegacyPinnedMemoryResource, VirtualMemoryResource
+from cuda.core import (
+    Buffer,
+    DeviceMemoryResource,
+    LegacyPinnedMemoryResource,
+    ManagedMemoryResource,
+    PinnedMemoryResource,
+    VirtualMemoryResource,
+)
 from cuda.core._memory._synchronous import _SynchronousMemoryResource
 from python_resources import Plain
 from support import GRANULE, check
@@ -23,9 +30,12 @@ class Source:
     at_host = False  # the host reaches the memory
     built_in = True  # it is freed in C, and nobody is asked
     has_device = True
+    needs_stream = False
+    frees_in_order = False
 
     def __init__(self, device):
         self.device = device
+        self.arguments = ()  # of the resource's type, for subclasses of it too
         self.resource = self.make()
 
     def make(self):
@@ -35,6 +45,10 @@ class Source:
     def allocate(self, size=None, *, stream=None, resource=None):
         resource = self.resource if resource is None else resource
         return resource.allocate(self.size if size is None else size, stream=stream)
+
+    def deallocate(self, ptr, size, *, stream=None):
+        """Call ``deallocate`` of the resource by hand."""
+        return self.resource.deallocate(ptr, size, stream=stream)
 
     def frees(self):
         """How often somebody outside the package was asked to free, where that can be counted."""
@@ -46,7 +60,8 @@ class VirtualSource(Source):
     size = GRANULE
 
     def make(self):
-        return VirtualMemoryResource(self.device)
+        self.arguments = (self.device,)
+        return VirtualMemoryResource(*self.arguments)
 
 
 class PinnedSource(Source):
@@ -62,7 +77,46 @@ class DeviceSource(Source):
     name = "device"
 
     def make(self):
-        return _SynchronousMemoryResource(self.device.device_id)
+        self.arguments = (self.device.device_id,)
+        return _SynchronousMemoryResource(*self.arguments)
+
+
+class PoolSource(Source):
+    """A pool of its own, so that its memory is the device's again when the resource and its buffers are gone."""
+
+    name = "pool"
+    needs_stream = True  # frees in the order of a stream, and wants to be told which
+    frees_in_order = True  # a close waits for nothing: the driver frees behind the stream
+
+    def make(self):
+        self.arguments = (self.device, {})
+        return DeviceMemoryResource(*self.arguments)
+
+    def allocate(self, size=None, *, stream=None, resource=None):
+        return super().allocate(size, stream=stream or self.device.default_stream, resource=resource)
+
+    def deallocate(self, ptr, size, *, stream=None):
+        return super().deallocate(ptr, size, stream=self.device.default_stream if stream is None else stream)
+
+
+class PinnedPoolSource(PoolSource):
+    name = "pinned pool"
+    at_host = True
+    has_device = False
+
+    def make(self):
+        self.arguments = ({},)
+        return PinnedMemoryResource(*self.arguments)
+
+
+class ManagedPoolSource(PoolSource):
+    name = "managed pool"
+    at_host = True
+    has_device = False
+
+    def make(self):
+        self.arguments = ({},)
+        return ManagedMemoryResource(*self.arguments)
 
 
 class PythonSource(Source):
@@ -102,10 +156,31 @@ class FunctionSource(Source):
 
 
 SOURCES = {
-    kind.name: kind for kind in (VirtualSource, PinnedSource, DeviceSource, PythonSource, FunctionSource)
+    kind.name: kind
+    for kind in (
+        VirtualSource,
+        PinnedSource,
+        DeviceSource,
+        PoolSource,
+        PinnedPoolSource,
+        ManagedPoolSource,
+        PythonSource,
+        FunctionSource,
+    )
 }
+POOLS = {name: kind for name, kind in SOURCES.items() if kind.frees_in_order}
 BUILT_IN = {name: kind for name, kind in SOURCES.items() if kind.built_in}
+WAITING = {
+    name: kind for name, kind in BUILT_IN.items() if not kind.frees_in_order
+}  # their close waits for work
 WITH_RESOURCE = {name: kind for name, kind in SOURCES.items() if name != "function"}
+
+FREES = {  # the driver's call that frees each kind
+    "virtual": "cuMemUnmap",
+    "pinned": "cuMemFreeHost",
+    "device": "cuMemFree",
+    **dict.fromkeys(POOLS, "cuMemFreeAsync"),
+}
 
 
 def raw_memory(kind, size):
@@ -114,6 +189,8 @@ def raw_memory(kind, size):
         return int(check(driver.cuMemAlloc(size)))
     if kind == "pinned":
         return int(check(driver.cuMemAllocHost(size)))
+    if kind in POOLS:
+        return raw_pool_memory(kind, size)
     return raw_virtual_memory(size)
 
 
@@ -134,12 +211,35 @@ def raw_virtual_memory(size, address=0):
     return address
 
 
+def raw_pool_memory(kind, size):
+    """Memory of a pool that is gone already: the driver lets it live on, and frees it like any other."""
+    properties = driver.CUmemPoolProps()
+    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    if kind == "pinned pool":
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+    elif kind == "managed pool":
+        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+    pool = check(driver.cuMemPoolCreate(properties))
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    check(driver.cuMemPoolSetAccess(pool, [access], 1))
+    address = int(check(driver.cuMemAllocFromPoolAsync(size, pool, 0)))
+    check(driver.cuStreamSynchronize(0))
+    check(driver.cuMemPoolDestroy(pool))
+    return address
+
+
 def free_raw(kind, address, size):
     """Free, through the bindings alone, what `raw_memory` or a resource of this kind made."""
     if kind in ("device", "python", "function"):
         check(driver.cuMemFree(address))
     elif kind == "pinned":
         check(driver.cuMemFreeHost(address))
+    elif kind in POOLS:
+        check(driver.cuMemFreeAsync(address, 0))
+        check(driver.cuStreamSynchronize(0))
     else:
         check(driver.cuMemUnmap(address, size))
         check(driver.cuMemAddressFree(address, size))

@@ -335,3 +335,26 @@ def resource(device):
     from cuda.core import VirtualMemoryResource
 
     return VirtualMemoryResource(device)
+
+
+@pytest.fixture
+def threshold(device):
+    """Sets and reads the release threshold of device 0's current pool through the bindings; puts it back."""
+    from cuda.bindings import driver
+    from support import check
+
+    attribute = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+    pool = check(driver.cuDeviceGetMemPool(0))
+
+    class Threshold:
+        def get(self):
+            return int(check(driver.cuMemPoolGetAttribute(pool, attribute)))
+
+        def set(self, value):
+            check(driver.cuMemPoolSetAttribute(pool, attribute, driver.cuuint64_t(value)))
+
+    now = Threshold()
+    before = now.get()
+    yield now
+    now.set(before)
+    check(driver.cuMemPoolTrimTo(pool, 0))

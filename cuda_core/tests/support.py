@@ -266,13 +266,19 @@ def place(device, size, stretch, **options):
 
 
 def write(address, data):
-    check(driver.cuMemcpyHtoD(address, bytes(data), len(data)))
+    held = bytearray(data)
+    check(driver.cuMemcpy(address, _address_of(held), len(held)))
 
 
 def read(address, size):
     data = bytearray(size)
-    check(driver.cuMemcpyDtoH(data, address, size))
+    check(driver.cuMemcpy(_address_of(data), address, size))
     return bytes(data)
+
+
+def _address_of(data):
+    # An address, not the object: the calls that name a side refuse memory of host pools as the device's.
+    return ctypes.addressof((ctypes.c_char * len(data)).from_buffer(data)) if data else 0
 
 
 def fill(address, size, seed):

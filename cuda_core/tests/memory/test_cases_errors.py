@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from buffer_kinds import BUILT_IN, SOURCES, free_raw
+from buffer_kinds import BUILT_IN, FREES, SOURCES, free_raw
 from cuda.bindings import driver
 from cuda.core import Buffer, CloseResult, CUDAError, CUDAWarning, Ownership
 from python_resources import Refusing
@@ -22,8 +22,6 @@ from support import (
     still_allocated,
     warnings_seen,
 )
-
-FREES = {"virtual": "cuMemUnmap", "pinned": "cuMemFreeHost", "device": "cuMemFree"}
 
 
 @pytest.mark.watched

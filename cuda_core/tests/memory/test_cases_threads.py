@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from buffer_kinds import BUILT_IN, SOURCES
+from buffer_kinds import SOURCES, WAITING
 from cuda.bindings import driver
 from cuda.core import Allocation, Buffer, CloseResult, LegacyPinnedMemoryResource, Ownership, OwnershipError
 from cuda.core._memory._queue import drain
@@ -55,7 +55,7 @@ class Callback:
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [(kind, how) for kind in BUILT_IN for how in ("close", "with", "last loan", "close after a queued one")]
+    [(kind, how) for kind in WAITING for how in ("close", "with", "last loan", "close after a queued one")]
     + [("virtual", "moving grow")],
 )
 def test_thr_04_a_release_waits_without_the_gil(device, kind, how):

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from buffer_kinds import BUILT_IN, SOURCES, VirtualSource, free_raw
+from buffer_kinds import BUILT_IN, FREES, SOURCES, WAITING, VirtualSource, free_raw
 from cuda.bindings import driver
 from cuda.core import Buffer, CloseResult, CUDAError, CUDAWarning, Ownership, OwnershipError
 from cuda.core._memory._queue import drain
@@ -25,8 +25,6 @@ from support import (
 )
 
 pytestmark = [pytest.mark.watched, pytest.mark.provokes_refusals]
-
-FREES = {"virtual": "cuMemUnmap", "pinned": "cuMemFreeHost", "device": "cuMemFree"}
 HOPELESS = (
     "CUDA_ERROR_CONTEXT_IS_DESTROYED",
     "CUDA_ERROR_DEINITIALIZED",
@@ -119,9 +117,10 @@ def test_a_close_that_fails_keeps_what_the_next_one_needs(device, kind, driver_w
     assert not still_allocated(address)
 
 
-def test_a_wait_that_fails_frees_nothing(device, kind, driver_watch):
+@pytest.mark.parametrize("waiting", WAITING)
+def test_a_wait_that_fails_frees_nothing(device, waiting, driver_watch):
     stream = device.create_stream()
-    buffer = SOURCES[kind](device).allocate(stream=stream)
+    buffer = SOURCES[waiting](device).allocate(stream=stream)
     address = buffer.handle
     with driver_watch.fail("cuStreamSynchronize", result="CUDA_ERROR_UNKNOWN"):
         with pytest.raises(CUDAError, match="cuStreamSynchronize"):

@@ -211,7 +211,7 @@ source = SOURCES[sys.argv[1]](device)
 if sys.argv[2] == "subclass":
     class Kept(type(source.resource)):
         release_on_collection = False
-    resource = Kept(0) if sys.argv[1] != "pinned" else Kept()
+    resource = Kept(*source.arguments)
 else:
     resource = source.resource
 buffer = source.allocate(resource=resource)

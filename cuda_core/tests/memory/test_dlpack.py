@@ -41,6 +41,9 @@ pytestmark = pytest.mark.usefixtures("device")
 VERSIONS = {"plain": {}, "versioned": {"max_version": (1, 0)}}
 
 
+DEVICE_TYPES = {"pinned": CUDA_HOST, "pinned pool": CUDA_HOST, "managed pool": CUDA_MANAGED}
+
+
 @pytest.fixture(params=SOURCES.values(), ids=SOURCES)
 def source(request, device):
     return request.param(device)
@@ -66,7 +69,7 @@ def test_the_fields_of_a_capsule(source, version):
     with source.allocate() as buffer:
         taken = take(buffer, **VERSIONS[version])
         assert taken.data == buffer.handle
-        assert taken.device == buffer.__dlpack_device__() == ((CUDA_HOST, 0) if source.at_host else (CUDA, 0))
+        assert taken.device == buffer.__dlpack_device__() == (DEVICE_TYPES.get(source.name, CUDA), 0)
         assert taken.dtype == (dlpack_peer.INT, 8, 1)
         assert (taken.shape, taken.strides) == ((source.size,), (1,))
         assert taken.flags == (None if version == "plain" else 0)
@@ -314,7 +317,7 @@ def test_dl_05_the_device_says_who_can_read(device):
         with source.allocate() as buffer:
             assert buffer.is_device_accessible, kind
             assert buffer.is_host_accessible is source.at_host, kind
-            assert buffer.__dlpack_device__()[0] == (CUDA_HOST if source.at_host else CUDA), kind
+            assert buffer.__dlpack_device__()[0] == DEVICE_TYPES.get(kind, CUDA), kind
             if source.at_host:
                 write(buffer.handle, b"host")
                 taken = take(buffer)

@@ -3,6 +3,7 @@
 
 import pytest
 
+from buffer_kinds import SOURCES
 from support import child_output
 
 # Each program runs in a process of its own: forking this one would copy pytest, and newer Pythons warn of threads.
@@ -52,10 +53,11 @@ def close_all():
     buffers.clear()
     stream.close()
     gc.collect()
+    device.sync()  # a pool returns what it does not use with the next wait
     print(free_memory() == free, _counters.live().get("buffers", 0))
 """
 
-KINDS = ("virtual", "pinned", "device", "python", "function", "borrowed")
+KINDS = (*SOURCES, "borrowed")
 PARENT_CLOSES = ["child 0", *(f"{kind} DONE RELEASED" for kind in KINDS), "True 0"]
 
 
@@ -184,7 +186,7 @@ for allocation in allocations:
     Buffer.adopt(allocation).close()
 del view, part, buffer
 close_all()
-""") == [PARENT_CLOSES[0], *["DONE"] * 15, *PARENT_CLOSES[1:]]
+""") == [PARENT_CLOSES[0], *["DONE"] * 3 * len(SOURCES), *PARENT_CLOSES[1:]]
 
 
 @pytest.mark.parametrize("how", ["exit", "os._exit", "exec"])
@@ -269,7 +271,7 @@ def work(number):
     device.set_current()
     own = device.create_stream()
     while not stop.is_set():
-        for kind in ("virtual", "pinned", "device"):
+        for kind in ("virtual", "pinned", "device", "pool", "pinned pool", "managed pool"):
             shared[number, kind] = buffer = sources[kind].allocate(stream=own)
             part = buffer[0:16]
             part.close()

@@ -10,9 +10,12 @@ from buffer_kinds import SOURCES, WITH_RESOURCE
 from cuda.core import (
     Buffer,
     CloseResult,
+    DeviceMemoryResource,
     LegacyPinnedMemoryResource,
+    ManagedMemoryResource,
     Ownership,
     OwnershipError,
+    PinnedMemoryResource,
     TransferredTo,
     VirtualMemoryResource,
 )
@@ -81,6 +84,9 @@ def misfits(source, device):
         "subclass of virtual": SubclassOfVirtual(device),
         "pinned": LegacyPinnedMemoryResource(),
         "device": _SynchronousMemoryResource(0),
+        "pool": DeviceMemoryResource(0),
+        "pinned pool": PinnedMemoryResource(),
+        "managed pool": ManagedMemoryResource(),
         "python": Plain(),
         "subclass of python": SubclassOfPlain(),
     }

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from buffer_kinds import BUILT_IN, SOURCES, WITH_RESOURCE
+from buffer_kinds import SOURCES, WAITING, WITH_RESOURCE
 from cuda.bindings import driver
 from cuda.core import Buffer, CloseResult, CUDAError, Ownership, OwnershipError
 from cuda.core._memory import _counters
@@ -39,7 +39,7 @@ def stream(device):
     stream.close()
 
 
-@pytest.fixture(params=BUILT_IN)
+@pytest.fixture(params=WAITING)
 def source(request, device):
     return SOURCES[request.param](device)
 
@@ -570,7 +570,7 @@ if sys.argv[2] == "daemon":
 
 @pytest.mark.sim_only
 @pytest.mark.parametrize("how", ["queued", "drop at exit", "daemon"])
-@pytest.mark.parametrize("kind", BUILT_IN)
+@pytest.mark.parametrize("kind", WAITING)
 def test_the_queue_is_abandoned_at_exit(kind, how):
     begun = time.monotonic()
     assert child_output(AT_EXIT, kind, how, timeout=30).splitlines() == ["QUEUED"] * 10

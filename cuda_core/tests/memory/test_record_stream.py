@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from buffer_kinds import BUILT_IN, SOURCES, WITH_RESOURCE
+from buffer_kinds import SOURCES, WAITING, WITH_RESOURCE
 from cuda.bindings import driver
 from cuda.core import (
     LEGACY_DEFAULT_STREAM,
@@ -43,7 +43,7 @@ def recorded(buffer):
     return found, Buffer.adopt(allocation)
 
 
-@pytest.mark.parametrize("kind", BUILT_IN)
+@pytest.mark.parametrize("kind", WAITING)
 @pytest.mark.parametrize("stopped", [0, 1, 2])
 def test_a_close_waits_for_every_recorded_stream(device, streams, kind, stopped):
     buffer = SOURCES[kind](device).allocate(stream=streams[0])

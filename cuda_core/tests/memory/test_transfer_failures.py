@@ -9,7 +9,7 @@ import gc
 
 import pytest
 
-from buffer_kinds import BUILT_IN, SOURCES, WITH_RESOURCE
+from buffer_kinds import BUILT_IN, FREES, SOURCES, WITH_RESOURCE
 from cuda.core import (
     Buffer,
     CloseResult,
@@ -133,7 +133,14 @@ def test_every_call_of_a_transfer_fails(device, driver_watch, stream, kind, name
     finish(source, result, address)
     # Whatever it calls, nothing is freed, and nothing waits.
     assert (
-        not {"cuMemUnmap", "cuMemAddressFree", "cuMemFree", "cuMemFreeHost", "cuStreamSynchronize"}
+        not {
+            "cuMemUnmap",
+            "cuMemAddressFree",
+            "cuMemFree",
+            "cuMemFreeAsync",
+            "cuMemFreeHost",
+            "cuStreamSynchronize",
+        }
         & dict(calls).keys()
     )
     for call, n in calls:
@@ -157,7 +164,7 @@ def test_every_call_of_a_transfer_fails(device, driver_watch, stream, kind, name
 def test_a_buffer_whose_close_failed_can_be_given_away(device, driver_watch, kind, how):
     """Nothing was returned: the buffer is whole, and a fresh owner has no failed close behind it."""
     source = SOURCES[kind](device)
-    free = {"virtual": "cuMemUnmap", "pinned": "cuMemFreeHost", "device": "cuMemFree"}[kind]
+    free = FREES[kind]
     buffer = source.allocate()
     address = buffer.handle
     fill(address, source.size, seed=2)
@@ -271,7 +278,7 @@ def test_every_call_of_an_export_fails(device, driver_watch, name, origin, stick
 
 # --- the last loan -----------------------------------------------------------------------------------------------
 
-UNDOING = {"cuMemUnmap", "cuMemAddressFree", "cuMemFree", "cuMemFreeHost"}
+UNDOING = {"cuMemUnmap", "cuMemAddressFree", "cuMemFree", "cuMemFreeAsync", "cuMemFreeHost"}
 
 
 def lent_and_closed(source, stream):

@@ -5,8 +5,16 @@ import gc
 
 import pytest
 
-from buffer_kinds import ENDINGS, WITH_RESOURCE, end
-from cuda.core import Buffer, CloseResult, CUDAError, CUDAWarning, MemoryResource, Ownership
+from buffer_kinds import BUILT_IN, ENDINGS, FREES, WITH_RESOURCE, end
+from cuda.core import (
+    LEGACY_DEFAULT_STREAM,
+    Buffer,
+    CloseResult,
+    CUDAError,
+    CUDAWarning,
+    MemoryResource,
+    Ownership,
+)
 from python_resources import Plain
 from support import fill, given_back, holds, in_context, race, still_allocated, warnings_seen
 
@@ -37,7 +45,7 @@ class Detaching(Wrapper):
     """Takes the memory out of the inner buffer and owns it; frees through the inner resource."""
 
     def allocate(self, size, *, stream=None):
-        allocation = self.inner.allocate(size, stream=stream).detach()
+        allocation = self.inner.allocate(size, stream=stream or LEGACY_DEFAULT_STREAM).detach()
         address, size = allocation.handle, allocation.size
         allocation.handed_over()
         return Buffer.from_handle(address, size, self, stream=stream)
@@ -55,7 +63,7 @@ class KeepingAllocations(Wrapper):
         self.allocations = {}
 
     def allocate(self, size, *, stream=None):
-        allocation = self.inner.allocate(size, stream=stream).detach()
+        allocation = self.inner.allocate(size, stream=stream or LEGACY_DEFAULT_STREAM).detach()
         self.allocations[allocation.handle] = allocation
         return Buffer.from_handle(allocation.handle, allocation.size, self, stream=stream)
 
@@ -80,7 +88,7 @@ class KeepingBuffers(Wrapper):
         self.buffers = {}
 
     def allocate(self, size, *, stream=None):
-        buffer = self.inner.allocate(size, stream=stream)
+        buffer = self.inner.allocate(size, stream=stream or LEGACY_DEFAULT_STREAM)
         self.buffers[buffer.handle] = buffer
         return Buffer.from_handle(buffer.handle, buffer.size, self, stream=stream)
 
@@ -174,11 +182,11 @@ def test_a_wrapper_and_its_buffers_collected_together(source, wrapper):
 
 @pytest.mark.watched
 @pytest.mark.provokes_refusals
-@pytest.mark.parametrize("kind", ["virtual", "pinned", "device"])
+@pytest.mark.parametrize("kind", BUILT_IN)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_free_that_fails_below_is_tried_again_from_above(device, driver_watch, wrapper, kind):
     source = WITH_RESOURCE[kind](device)
-    free = {"virtual": "cuMemAddressFree", "pinned": "cuMemFreeHost", "device": "cuMemFree"}[kind]
+    free = FREES[kind] if kind != "virtual" else "cuMemAddressFree"
     outer = wrapper(source.resource, [])
     buffer = outer.allocate(source.size)
     address = buffer.handle
