@@ -14,6 +14,10 @@
 
 #define FUNCTIONS(X)                                                                                          \
     X(cuMemAddressReserve)                                                                                    \
+    X(cuMemAllocFromPoolAsync)                                                                                \
+    X(cuMemFreeAsync)                                                                                         \
+    X(cuMemPoolCreate)                                                                                        \
+    X(cuMemPoolDestroy)                                                                                       \
     X(cuMemAddressFree)                                                                                       \
     X(cuMemCreate)                                                                                            \
     X(cuMemRelease)                                                                                           \
@@ -108,6 +112,23 @@ int64_t raw_allocate_and_close(CUstream stream, size_t size, int64_t rounds)
             return failed;
     }
     return now() - start;
+}
+
+int64_t raw_pool_pair(CUstream stream, size_t size, int64_t rounds)
+{
+    CUmemPoolProps pool_properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = properties.location};
+    CUmemoryPool pool;
+    TRY(call_cuMemPoolCreate(&pool, &pool_properties));
+    int64_t start = now();
+    for (int64_t i = 0; i < rounds; i++) {
+        CUdeviceptr address;
+        TRY(call_cuMemAllocFromPoolAsync(&address, size, pool, stream));
+        TRY(call_cuMemFreeAsync(address, stream));
+    }
+    int64_t elapsed = now() - start;
+    TRY(call_cuStreamSynchronize(stream));
+    TRY(call_cuMemPoolDestroy(pool));
+    return elapsed;
 }
 
 // Grows one buffer of `size` bytes by `step`, `rounds` times, inside addresses reserved ahead.

@@ -63,6 +63,9 @@ class RawDriver:
         )
         return total / count
 
+    def pool_pair(self, count, size):
+        return self._call("raw_pool_pair", self.stream, ctypes.c_size_t(size), ctypes.c_int64(count)) / count
+
     def grow_in_place(self, count, size, step):
         total = self._call(
             "raw_grow_in_place",

@@ -8,7 +8,14 @@ only prepares or cleans up is not timed.
 from time import perf_counter_ns
 
 from cuda.bindings import driver
-from cuda.core import Buffer, Device, MemoryResource, VirtualMemoryResource, VirtualMemoryResourceOptions
+from cuda.core import (
+    Buffer,
+    Device,
+    DeviceMemoryResource,
+    MemoryResource,
+    VirtualMemoryResource,
+    VirtualMemoryResourceOptions,
+)
 
 
 def check(answer):
@@ -55,6 +62,17 @@ class Workloads:
         for _ in range(count):
             allocate(size, stream=stream).close()
         return (perf_counter_ns() - start) / count
+
+    def pool_pair(self, count, size):
+        resource = DeviceMemoryResource(self.device, {})  # of its own, so that nothing is kept afterwards
+        allocate, stream = resource.allocate, self.stream
+        start = perf_counter_ns()
+        for _ in range(count):
+            allocate(size, stream=stream).close()
+        elapsed = perf_counter_ns() - start
+        stream.sync()
+        resource.close()
+        return elapsed / count
 
     def grow_in_place(self, count, size, step):
         resource = self._reserving(size + count * step)
