@@ -53,8 +53,8 @@ cdef class ManagedMemoryResource(_MemPool):
 
     Notes
     -----
-    Buffers are of type :class:`ManagedBuffer`. Safe from any thread. The memory is the host's to use once the stream of the allocation was waited for, and until
-    the buffer is closed. Managed pools cannot be shared with other processes.
+    Buffers are of type :class:`ManagedBuffer`. Safe from any thread. The memory is the host's to use once the stream of
+    the allocation was waited for, and until the buffer is closed. Managed pools cannot be shared with other processes.
 
     Examples
     --------
