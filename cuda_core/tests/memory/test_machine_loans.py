@@ -21,7 +21,16 @@ from hypothesis.stateful import (
 )
 
 from buffer_kinds import SOURCES, free_raw
-from cuda.core import Allocation, Buffer, CloseResult, CUDAWarning, Device, Ownership, OwnershipError
+from cuda.core import (
+    LEGACY_DEFAULT_STREAM,
+    Allocation,
+    Buffer,
+    CloseResult,
+    CUDAWarning,
+    Device,
+    Ownership,
+    OwnershipError,
+)
 from support import GRANULE, blocked, fill, free_addresses, given_back, holds, read, take
 
 CHECKED = 256  # bytes looked at, at the start of the memory
@@ -224,7 +233,7 @@ class Machine(RuleBasedStateMachine):
         elif how == "hand over":
             allocation.handed_over()
         else:
-            memory.resource.deallocate(memory.address, memory.size)
+            memory.resource.deallocate(memory.address, memory.size, stream=LEGACY_DEFAULT_STREAM)
         if how != "deallocate":
             assert holds(memory.address, CHECKED, memory.seed)
             free_raw(source.name, memory.address, memory.size)
@@ -260,7 +269,7 @@ class Machine(RuleBasedStateMachine):
         with pytest.raises(OwnershipError):
             Buffer.from_handle(memory.address, memory.size, memory.resource)
         with pytest.raises((OwnershipError, ValueError)):
-            memory.resource.deallocate(memory.address, memory.size + 1)
+            memory.resource.deallocate(memory.address, memory.size + 1, stream=LEGACY_DEFAULT_STREAM)
 
     @rule()
     def occupy(self):
