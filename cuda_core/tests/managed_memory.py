@@ -36,6 +36,8 @@ def ask(buffer, attribute):
 def location(buffer, which):
     kind = ask(buffer, getattr(RANGE, f"CU_MEM_RANGE_ATTRIBUTE_{which}_LOCATION_TYPE"))
     number = ask(buffer, getattr(RANGE, f"CU_MEM_RANGE_ATTRIBUTE_{which}_LOCATION_ID"))
+    if kind == driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID:
+        return "INVALID", number  # some versions of the bindings call the same number NONE
     return driver.CUmemLocationType(kind).name.removeprefix("CU_MEM_LOCATION_TYPE_"), number
 
 

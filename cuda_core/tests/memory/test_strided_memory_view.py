@@ -479,12 +479,8 @@ def test_numpy_through_the_array_interface():
 def test_numpy_through_dlpack():
     array = numpy.arange(12, dtype="i8").reshape(3, 4)
     view = StridedMemoryView.from_any_interface(array, -1)
-    assert (view.ptr, view.shape, view.strides, view.dtype) == (
-        array.ctypes.data,
-        (3, 4),
-        (4, 1),
-        numpy.int64,
-    )
+    assert (view.ptr, view.shape, view.dtype) == (array.ctypes.data, (3, 4), numpy.int64)
+    assert view.strides in (None, (4, 1))  # an older NumPy says nothing of strides in C order
     assert numpy.from_dlpack(view).tolist() == array.tolist()
 
 
