@@ -168,6 +168,11 @@ SOURCES = {
         FunctionSource,
     )
 }
+POOL_TYPES = {
+    "pool": DeviceMemoryResource,
+    "pinned pool": PinnedMemoryResource,
+    "managed pool": ManagedMemoryResource,
+}
 POOLS = {name: kind for name, kind in SOURCES.items() if kind.frees_in_order}
 BUILT_IN = {name: kind for name, kind in SOURCES.items() if kind.built_in}
 WAITING = {
@@ -262,3 +267,8 @@ def end(box, how):
 
 
 ENDINGS = ("close", "with", "drop", "cycle")
+
+
+def used(resource):
+    """Return how many bytes of a resource's pool are given out."""
+    return resource.attributes.used_mem_current

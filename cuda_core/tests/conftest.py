@@ -330,6 +330,13 @@ def quiet(capfd):
 
 
 @pytest.fixture
+def stream(device):
+    stream = device.create_stream()
+    yield stream
+    stream.close()
+
+
+@pytest.fixture
 def resource(device):
     """A virtual memory resource on device 0 with the default options."""
     from cuda.core import VirtualMemoryResource

@@ -70,6 +70,7 @@ def test_there_is_no_circle():
         ("_driver", {"_errors"}),
         ("_context", {"_driver", "_errors"}),
         ("_stream_handle", {"_context", "_driver", "_errors"}),
+        ("_stream_order", {"_stream_handle", "_context", "_driver", "_errors"}),
         ("_memory._ownership_states", set()),
         ("_memory._ownership", {"_memory._ownership_states"}),
         ("_memory._fork", set()),

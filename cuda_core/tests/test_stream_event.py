@@ -31,13 +31,6 @@ def memory(device):
     check(driver.cuMemFree(address))
 
 
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream()
-    yield stream
-    stream.close()
-
-
 def test_streams_are_not_made_directly():
     for kind in (Stream, Event):
         with pytest.raises(RuntimeError):

@@ -55,6 +55,13 @@ cdef object _checked_options(object options):
     return options
 
 
+cdef cydriver.CUresult _destroy(cydriver.CUevent event) noexcept nogil:
+    cdef cydriver.CUresult result = cydriver.cuEventDestroy(event)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        _live.fetch_sub(1)
+    return result
+
+
 cdef Event create_event(cydriver.CUcontext context, int device_id, object options):
     """Create an event in the calling thread's current context, which ``context`` names."""
     cdef object checked = _checked_options(options)
@@ -121,8 +128,7 @@ cdef class Event:
                 self._ending = NULL
         if event != NULL:
             with nogil:
-                cydriver.cuEventDestroy(event)
-            _live.fetch_sub(1)
+                _destroy(event)
 
     def close(self):
         """Destroy the event. The driver keeps it until what waits for it has run. Closing twice is harmless.
@@ -143,18 +149,15 @@ cdef class Event:
         if event == NULL:
             return
         with nogil:
-            result = cydriver.cuEventDestroy(event)
+            result = _destroy(event)
         if result != cydriver.CUresult.CUDA_SUCCESS:
             self._event = event
         check(result, b"cuEventDestroy")
-        _live.fetch_sub(1)
 
     def __dealloc__(self):
         if self._event != NULL:
             with nogil:
-                cydriver.cuEventDestroy(self._event)
-            self._event = NULL
-            _live.fetch_sub(1)
+                _destroy(self._event)
 
     @property
     def is_closed(self):

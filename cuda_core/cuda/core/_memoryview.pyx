@@ -500,13 +500,13 @@ cdef class StridedMemoryView:
         """Raises NotImplementedError, as in cuda-core 1.2.2."""
         if not isinstance(other, StridedMemoryView):
             raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {other!r}")
-        raise NotImplementedError("Sorry, not supported: copy_from")
+        raise NotImplementedError("Sorry, not supported: copy_from of a view; see Buffer.copy_from")
 
     def copy_to(self, other, stream=None, allocator=None, blocking=None):
         """Raises NotImplementedError, as in cuda-core 1.2.2."""
         if not isinstance(other, StridedMemoryView):
             raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {other!r}")
-        raise NotImplementedError("Sorry, not supported: copy_to")
+        raise NotImplementedError("Sorry, not supported: copy_to of a view; see Buffer.copy_to")
 
 
 # --- where views come from ----------------------------------------------------------------------------------------

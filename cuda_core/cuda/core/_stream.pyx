@@ -28,6 +28,7 @@ from cuda.core._stream_handle cimport (
     stream_is_capturing,
     wait_for_stream,
 )
+from cuda.core._stream_order cimport context_of_stream
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
 from cuda.bindings import driver
@@ -433,6 +434,7 @@ cdef class Stream:
 
     cdef cydriver.CUcontext _context_handle(self) except NULL:
         cdef cydriver.CUcontext context = NULL
+        cdef const char* function = NULL
         cdef cydriver.CUresult result
         cdef StreamHandle* handle = self._hold()
         try:
@@ -442,14 +444,11 @@ cdef class Stream:
                     raise RuntimeError(
                         "a default stream has no context while none is current; call Device.set_current()"
                     )
-            elif handle.context == NULL:
+            else:
                 ensure_driver()
                 with nogil:
-                    result = cydriver.cuStreamGetCtx(handle.stream, &context)
-                check(result, b"cuStreamGetCtx")
-                handle.context = context
-            else:
-                context = handle.context
+                    result = context_of_stream(handle, &context, &function)
+                check(result, function)
         finally:
             release_stream(handle)
         return context

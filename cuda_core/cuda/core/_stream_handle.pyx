@@ -79,7 +79,7 @@ cdef cydriver.CUresult enter_stream(StreamHandle* handle, bint* pushed, const ch
     return result
 
 
-cdef bint _is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil:
+cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil:
     """Whether an answer says that the stream itself is no more: destroyed by its owner, or with its context.
 
     Nothing of it is left to wait for. The tokens of the default streams are never gone by themselves.
@@ -131,7 +131,7 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
         # The legacy stream waits for every blocking stream, and one of those is being captured.
         capturing[0] = True
         return cydriver.CUresult.CUDA_SUCCESS
-    if _is_gone(handle, result):
+    if stream_is_gone(handle, result):
         return cydriver.CUresult.CUDA_SUCCESS
     capturing[0] = status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     return result
@@ -146,7 +146,7 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
     if handle.kind == STREAM_SET:
         for member in range(handle.member_count):
             result = wait_for_stream(handle.members[member], function)
-            if result != cydriver.CUresult.CUDA_SUCCESS and not _is_gone(handle.members[member], result):
+            if result != cydriver.CUresult.CUDA_SUCCESS and not stream_is_gone(handle.members[member], result):
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
     result = enter_stream(handle, &pushed, function)
@@ -162,11 +162,6 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     leave_stream(pushed)
     return result
-
-
-cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil:
-    """Whether a failed wait means that there is nothing left to wait for."""
-    return _is_gone(handle, result)
 
 
 cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil:
@@ -198,7 +193,7 @@ cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const ch
     leave_stream(pushed)
     if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
         return cydriver.CUresult.CUDA_SUCCESS
-    if _is_gone(handle, result):
+    if stream_is_gone(handle, result):
         result = cydriver.CUresult.CUDA_SUCCESS
     idle[0] = result == cydriver.CUresult.CUDA_SUCCESS
     return result

@@ -27,11 +27,6 @@ SMALL = 4096
 ANY, DURING = CopyOptions("any"), CopyOptions("during_api_call")
 
 
-@pytest.fixture
-def stream(device):
-    return device.create_stream()
-
-
 class Pairs:
     """Sources with patterns of their own and zeroed destinations, of different sizes."""
 

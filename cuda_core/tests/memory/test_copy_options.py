@@ -17,11 +17,6 @@ SMALL = 4096
 
 
 @pytest.fixture
-def stream(device):
-    return device.create_stream()
-
-
-@pytest.fixture
 def plain():
     return Plain()
 

@@ -20,13 +20,6 @@ from support import check, child_output, free_memory, name_of, race
 pytestmark = pytest.mark.usefixtures("device")
 
 
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream()
-    yield stream
-    stream.close()
-
-
 # --- which pool --------------------------------------------------------------------------------------------------
 
 

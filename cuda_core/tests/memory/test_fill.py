@@ -36,11 +36,6 @@ PATTERNS = {
 }
 
 
-@pytest.fixture
-def stream(device):
-    return device.create_stream()
-
-
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_pattern_fills_the_whole_buffer_and_nothing_else(device, stream, name):
     value, expected = PATTERNS[name]

@@ -18,11 +18,6 @@ SMALL = 4096
 MODES = list(driver.CUstreamCaptureMode)
 
 
-@pytest.fixture
-def stream(device):
-    return device.create_stream()
-
-
 class Graph:
     """What was captured on a stream by ``work``, and what was made from it."""
 

@@ -178,6 +178,7 @@ def test_no_module_of_the_package_imports_upwards():
         "_context",
         "_event",
         "_stream_handle",
+        "_stream_order",
         "_stream",
         "_host",
         "_memory._ownership",

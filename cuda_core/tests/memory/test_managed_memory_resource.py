@@ -4,7 +4,14 @@
 import pytest
 
 from cuda.bindings import driver
-from cuda.core import CloseResult, CUDAError, ManagedMemoryResource, ManagedMemoryResourceOptions
+from cuda.core import (
+    Buffer,
+    CloseResult,
+    CUDAError,
+    ManagedBuffer,
+    ManagedMemoryResource,
+    ManagedMemoryResourceOptions,
+)
 from cuda.core.typing import ManagedMemoryLocationType
 from held_work import Gate
 from support import check, name_of, race, still_allocated
@@ -12,13 +19,6 @@ from support import check, name_of, race, still_allocated
 pytestmark = pytest.mark.usefixtures("device")
 
 DEVICE, HOST, HOST_NUMA = ManagedMemoryLocationType
-
-
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream()
-    yield stream
-    stream.close()
 
 
 @pytest.mark.parametrize(
@@ -136,3 +136,17 @@ def test_man_02_managed_memory_is_freed_on_its_stream(stream, device, how):
     stream.sync()  # a write after the free would fail here
     assert not still_allocated(address)
     assert resource.attributes.used_mem_current == 0
+
+
+@pytest.mark.parametrize("how", ["adopt", "adopt into another", "move_to"])
+def test_what_takes_over_the_memory_is_a_managed_buffer_too(stream, how):
+    resource, other = ManagedMemoryResource(), ManagedMemoryResource()
+    buffer = resource.allocate(4096, stream=stream)
+    if how == "move_to":
+        taken = buffer.move_to(other)
+    else:
+        taken = Buffer.adopt(buffer.detach(), other if "another" in how else None)
+    assert type(taken) is ManagedBuffer
+    assert taken.memory_resource is (resource if how == "adopt" else other)
+    assert taken.read_mostly is False
+    assert taken.close() is CloseResult.DONE

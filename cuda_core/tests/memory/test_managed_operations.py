@@ -23,11 +23,6 @@ SIZE = 64 << 10
 
 
 @pytest.fixture
-def stream(device):
-    return device.create_stream()
-
-
-@pytest.fixture
 def managed():
     return Managed()
 

@@ -12,13 +12,6 @@ pytestmark = pytest.mark.usefixtures("device")
 LOCATION = driver.CUmemLocationType
 
 
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream()
-    yield stream
-    stream.close()
-
-
 def rights_of(resource, ordinal):
     location = driver.CUmemLocation()
     location.type = LOCATION.CU_MEM_LOCATION_TYPE_DEVICE

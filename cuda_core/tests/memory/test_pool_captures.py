@@ -3,19 +3,16 @@
 
 import pytest
 
-from buffer_kinds import POOLS, end
-from cuda.bindings import driver
+from buffer_kinds import POOL_TYPES, POOLS, end, used
+from captures import capture, end_capture
 from cuda.core import (
     CloseResult,
     CUDAError,
     DeviceMemoryResource,
-    ManagedMemoryResource,
     Ownership,
-    PinnedMemoryResource,
 )
 from cuda.core._memory._queue import drain
 from support import (
-    check,
     child_output,
     fill,
     holds,
@@ -25,39 +22,10 @@ from support import (
 
 pytestmark = pytest.mark.usefixtures("device")
 
-TYPES = {
-    "pool": DeviceMemoryResource,
-    "pinned pool": PinnedMemoryResource,
-    "managed pool": ManagedMemoryResource,
-}
-
 
 @pytest.fixture(params=POOLS.values(), ids=POOLS)
 def source(request, device):
     return request.param(device)
-
-
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream()
-    yield stream
-    stream.close()
-
-
-def capture(stream, mode="GLOBAL"):
-    kind = getattr(driver.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode}")
-    check(driver.cuStreamBeginCapture(int(stream.handle), kind))
-
-
-def end_capture(stream):
-    """End a capture, which must still be whole."""
-    graph = check(driver.cuStreamEndCapture(int(stream.handle)))
-    assert int(graph) != 0
-    check(driver.cuGraphDestroy(graph))
-
-
-def used(resource):
-    return resource.attributes.used_mem_current
 
 
 # --- captures ----------------------------------------------------------------------------------------------------
@@ -121,7 +89,7 @@ def test_gr_01_pools_disturb_no_capture(device, stream, threshold, mode, kind):
     mine, third = device.create_stream(), device.create_stream()
     capture(stream, mode)
     resource = POOLS[kind](device).resource
-    current = TYPES[kind]() if kind != "pool" else DeviceMemoryResource(device)
+    current = POOL_TYPES[kind]() if kind != "pool" else DeviceMemoryResource(device)
     for one in (resource, current):
         assert one.attributes.used_mem_current == 0
         buffer = one.allocate(4096, stream=mine)

@@ -6,16 +6,14 @@ import warnings
 
 import pytest
 
-from buffer_kinds import POOLS
+from buffer_kinds import POOL_TYPES, POOLS
+from captures import capture, end_capture
 from cuda.bindings import driver
 from cuda.core import (
     Buffer,
     CloseResult,
     CUDAError,
     CUDAWarning,
-    DeviceMemoryResource,
-    ManagedMemoryResource,
-    PinnedMemoryResource,
 )
 from cuda.core._memory import _counters
 from cuda.core._memory._queue import drain
@@ -28,12 +26,6 @@ from support import (
 )
 
 pytestmark = pytest.mark.usefixtures("device")
-
-TYPES = {
-    "pool": DeviceMemoryResource,
-    "pinned pool": PinnedMemoryResource,
-    "managed pool": ManagedMemoryResource,
-}
 
 
 @pytest.fixture
@@ -50,29 +42,6 @@ def pools(driver_watch):
 @pytest.fixture(params=POOLS.values(), ids=POOLS)
 def source(request, device, pools):
     return request.param(device)
-
-
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream()
-    yield stream
-    stream.close()
-
-
-def capture(stream, mode="GLOBAL"):
-    kind = getattr(driver.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode}")
-    check(driver.cuStreamBeginCapture(int(stream.handle), kind))
-
-
-def end_capture(stream):
-    """End a capture, which must still be whole."""
-    graph = check(driver.cuStreamEndCapture(int(stream.handle)))
-    assert int(graph) != 0
-    check(driver.cuGraphDestroy(graph))
-
-
-def used(resource):
-    return resource.attributes.used_mem_current
 
 
 # --- the life of the pool ----------------------------------------------------------------------------------------
@@ -201,7 +170,7 @@ def test_memory_may_be_given_to_a_closed_resource(source, stream):
 
 def test_the_current_pool_is_used_and_never_destroyed(source, stream, threshold):
     source.resource.close()
-    kind = TYPES[source.name]
+    kind = POOL_TYPES[source.name]
     first, second = (kind() if source.name != "pool" else kind(0) for _ in range(2))
     assert int(first.handle) == int(second.handle) != 0
     assert not first.is_handle_owned

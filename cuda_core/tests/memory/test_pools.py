@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from buffer_kinds import ENDINGS, POOLS, end
+from buffer_kinds import ENDINGS, POOLS, end, used
 from cuda.bindings import driver
 from cuda.core import (
     LEGACY_DEFAULT_STREAM,
@@ -38,17 +38,6 @@ pytestmark = pytest.mark.usefixtures("device")
 @pytest.fixture(params=POOLS.values(), ids=POOLS)
 def source(request, device):
     return request.param(device)
-
-
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream()
-    yield stream
-    stream.close()
-
-
-def used(resource):
-    return resource.attributes.used_mem_current
 
 
 # --- allocating --------------------------------------------------------------------------------------------------

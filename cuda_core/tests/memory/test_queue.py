@@ -32,13 +32,6 @@ def queued():
     return _counters.live().get("queued", 0)
 
 
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream()
-    yield stream
-    stream.close()
-
-
 @pytest.fixture(params=WAITING)
 def source(request, device):
     return SOURCES[request.param](device)

@@ -14,20 +14,12 @@ from cuda.core import (
     CUDAError,
     Ownership,
     Stream,
-    StreamOptions,
 )
 from cuda.core._memory._queue import drain
 from python_resources import Plain
 from support import GRANULE, address_free, blocked, check, fill, holds, place, race, read
 
 WORD = 0xABCDEF01
-
-
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream(options=StreamOptions(nonblocking=True))
-    yield stream
-    stream.close()
 
 
 @pytest.fixture

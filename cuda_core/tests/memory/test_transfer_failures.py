@@ -64,13 +64,6 @@ def tells(error, name):
     return "CUDA_ERROR_OUT_OF_MEMORY" in str(error) and name in str(error)
 
 
-@pytest.fixture
-def stream(device):
-    stream = device.create_stream()
-    yield stream
-    stream.close()
-
-
 # --- transfer ----------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from cuda.core._driver cimport check, ensure_driver
 cdef object _LARGEST = 2**63 - 1
 
 
-cdef size_t size_argument(object value, str name) except? 0xFFFFFFFF:
+cpdef size_t size_argument(object value, str name) except? 0xFFFFFFFF:
     """Return a size in bytes.
 
     Raises

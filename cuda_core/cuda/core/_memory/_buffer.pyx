@@ -45,15 +45,25 @@ cdef tuple _RESULTS = tuple(CloseResult(number) for number in range(len(CloseRes
 
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream):
-    """Make a buffer that owns nothing yet. The stream's reference passes to the buffer."""
-    cdef Buffer self = Buffer.__new__(Buffer)
+    """Make a buffer of the resource's kind that owns nothing yet. The stream's reference passes to the buffer."""
+    cdef Buffer self
+    if resource is None or resource.buffer_type is None:
+        self = Buffer.__new__(Buffer)
+    else:
+        self = resource.buffer_type.__new__(resource.buffer_type)
+    _describe(self, pointer, size, resource, stream)
+    self.device_id = device_id
+    return self
+
+
+cdef void _describe(Buffer self, uintptr_t pointer, size_t size, MemoryResource resource,
+                    StreamHandle* stream) noexcept:
+    """Write down what a buffer that owns nothing yet is about. The stream's reference passes to the buffer."""
     self.pointer = pointer
     self.size = size
     self.resource = resource
-    self.device_id = device_id
     self.stream = stream
     self.deleter = resource.deleter if resource is not None else NULL
-    return self
 
 
 cdef bint _is_ended(Record record) noexcept:
@@ -65,16 +75,6 @@ cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1
     """The deleter of ``from_handle(deallocate=)``."""
     record.resource.function(<size_t>record.pointer, record.size, stream_for_python(order))
     return 0
-
-
-cdef void _describe(Buffer self, uintptr_t pointer, size_t size, MemoryResource resource,
-                    StreamHandle* stream) noexcept:
-    """Write down what a buffer that owns nothing yet is about. The stream's reference passes to the buffer."""
-    self.pointer = pointer
-    self.size = size
-    self.resource = resource
-    self.stream = stream
-    self.deleter = resource.deleter if resource is not None else NULL
 
 
 cdef int take_handle(Buffer self, object ptr, object size, object mr, object owner, object stream,
@@ -787,7 +787,7 @@ cdef Buffer _take(Record source, object mr, str what):
         after.ensure_same_kind(before)
     if after is not None:
         after.ensure_adoptable(source)
-    buffer = new_buffer(0, 0, None, -1, NULL)
+    buffer = new_buffer(0, 0, after, -1, NULL)
     hand_over(source, buffer, TAKER_MOVED, what)
     if after is not None:
         buffer.resource = after

@@ -34,17 +34,16 @@ from cuda.core._memory._handshake cimport (
     NO_STREAM,
     NO_SYNC,
     consumer_handle,
-    context_of_stream,
     join_order,
     order_behind,
     ordering_record,
-    seen_from_here,
     stream_number,
 )
 from cuda.core._memory._loans cimport end_loan, lend, new_loan
 from cuda.core._memory._release cimport ensure_not_capturing, wait_for_order
 from cuda.core._stream cimport bind_default_stream, stream_for_python
-from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream, stream_as_seen_here
+from cuda.core._stream_order cimport context_of_stream
 
 __all__ = ["DLDeviceType", "classify_dl_device"]
 
@@ -342,7 +341,7 @@ cdef int _copy_behind(StreamHandle* order, StreamHandle* producer, size_t target
                     <cydriver.CUdeviceptr>target,
                     <cydriver.CUdeviceptr>source.pointer,
                     source.size,
-                    seen_from_here(order),
+                    stream_as_seen_here(order),
                 )
                 cydriver.cuCtxPopCurrent(&popped)
     check(result, function)

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from cuda.bindings cimport cydriver
-
 from cuda.core._memory._allocation cimport Record
 from cuda.core._stream_handle cimport StreamHandle
 
@@ -14,6 +12,3 @@ cdef StreamHandle* consumer_handle(object number, int device_id, StreamHandle* p
 cdef int order_behind(StreamHandle* consumer, StreamHandle* producer) except -1
 cdef Record ordering_record(Record record)
 cdef int join_order(Record record, StreamHandle* consumer) except -1
-cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
-                                         const char** function) noexcept nogil
-cdef cydriver.CUstream seen_from_here(StreamHandle* handle) noexcept nogil

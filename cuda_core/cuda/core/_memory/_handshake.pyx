@@ -23,12 +23,9 @@ from cuda.core._stream_handle cimport (
     new_stream_handle,
     retain_stream,
     stream_is_capturing,
-    stream_is_gone,
     stream_is_idle,
 )
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() noexcept nogil
+from cuda.core._stream_order cimport context_of_stream, wait_behind
 
 
 cdef object stream_number(object stream, str name):
@@ -108,62 +105,6 @@ cdef int join_order(Record record, StreamHandle* consumer) except -1:
 # --- one stream behind another ------------------------------------------------------------------------------------
 
 
-cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
-                                         const char** function) noexcept nogil:
-    """Find the context of a stream; on failure ``function`` names the call that was refused."""
-    cdef cydriver.CUresult result
-    context[0] = handle.context
-    if handle.context != NULL:
-        return cydriver.CUresult.CUDA_SUCCESS
-    function[0] = b"cuStreamGetCtx"
-    result = cydriver.cuStreamGetCtx(handle.stream, context)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        handle.context = context[0]
-    return result
-
-
-cdef cydriver.CUstream seen_from_here(StreamHandle* handle) noexcept nogil:
-    """Another thread's per-thread stream cannot be named; the legacy stream waits for it and takes its place."""
-    if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
-        return <cydriver.CUstream>1
-    return handle.stream
-
-
-cdef cydriver.CUresult _wait_behind(StreamHandle* later, StreamHandle* earlier, bint* gone,
-                                    const char** function) noexcept nogil:
-    """Let ``later`` wait for what is in ``earlier`` now. Each call is made in its own stream's context, in which the
-    tokens of the default streams are resolved."""
-    cdef cydriver.CUcontext first = NULL, second = NULL, popped = NULL
-    cdef cydriver.CUevent event = NULL
-    cdef cydriver.CUresult result = context_of_stream(earlier, &first, function)
-    gone[0] = stream_is_gone(earlier, result)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        result = context_of_stream(later, &second, function)
-    if result != cydriver.CUresult.CUDA_SUCCESS:
-        return result
-    function[0] = b"cuCtxPushCurrent"
-    result = cydriver.cuCtxPushCurrent(first)
-    if result != cydriver.CUresult.CUDA_SUCCESS:
-        return result
-    function[0] = b"cuEventCreate"
-    result = cydriver.cuEventCreate(&event, cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        function[0] = b"cuEventRecord"
-        result = cydriver.cuEventRecord(event, seen_from_here(earlier))
-        gone[0] = stream_is_gone(earlier, result)
-    cydriver.cuCtxPopCurrent(&popped)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        function[0] = b"cuCtxPushCurrent"
-        result = cydriver.cuCtxPushCurrent(second)
-        if result == cydriver.CUresult.CUDA_SUCCESS:
-            function[0] = b"cuStreamWaitEvent"
-            result = cydriver.cuStreamWaitEvent(later.stream, event, 0)
-            cydriver.cuCtxPopCurrent(&popped)
-    if event != NULL:
-        cydriver.cuEventDestroy(event)  # the driver keeps it until the wait is over
-    return result
-
-
 cdef bint _is_one_capture(StreamHandle* one, StreamHandle* other) except -1:
     """Whether two capturing streams belong to the same capture."""
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
@@ -183,6 +124,7 @@ cdef bint _is_one_capture(StreamHandle* one, StreamHandle* other) except -1:
 
 cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) except -1:
     cdef bint producer_captures = False, consumer_captures = False, idle = False, gone = False
+    cdef cydriver.CUcontext context = NULL
     cdef const char* function = NULL
     cdef cydriver.CUresult result
     if producer.stream == consumer.stream and (producer.kind == STREAM_FOREIGN or producer.context == consumer.context):
@@ -209,7 +151,9 @@ cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) excep
             )
             raise error
     with nogil:
-        result = _wait_behind(consumer, producer, &gone, &function)
+        result = context_of_stream(consumer, &context, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            result = wait_behind(consumer.stream, context, producer, &gone, &function)
     if not gone:
         check(result, function)
     return 0

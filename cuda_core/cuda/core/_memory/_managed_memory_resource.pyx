@@ -67,7 +67,7 @@ cdef class ManagedMemoryResource(_MemPool):
         # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
         if type(self) is ManagedMemoryResource:
             self.deleter = return_to_pool
-        self._buffer_type = ManagedBuffer
+        self.buffer_type = ManagedBuffer
 
     def __init__(self, options=None):
         cdef cydriver.CUmemLocation location

@@ -15,14 +15,12 @@ cdef class _MemPool(IndexedResource):
     cdef bint _closed
     cdef bint _shareable
     cdef object _uuid
-    cdef object _buffer_type              # None for Buffer itself
     cdef int take_current_pool(self, cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind) except -1
     cdef int take_own_pool(self, cydriver.CUmemPoolProps* properties) except -1
     cdef int ensure_open(self) except -1
     cdef int ensure_index(self) except -1
     cdef int note(self, Record record) except -1
     cdef int _choose_deleter(self) except -1
-    cdef Buffer _new_special_buffer(self, size_t size, StreamHandle* order)
     cdef int _settle_allocation(self, cydriver.CUmemoryPool pool, size_t size, StreamHandle* order, uintptr_t* address,
                                 cydriver.CUresult result, const char* function) except -1
     cdef int _refuse_capture(self, StreamHandle* order) except -1

@@ -295,10 +295,7 @@ cdef class _MemPool(IndexedResource):
             order = retain_stream((<Stream>stream)._handle)
         else:
             order = bind_stream(Stream_accept(stream))
-        if self._buffer_type is None:
-            buffer = new_buffer(0, wanted, self, self._ordinal, order)
-        else:
-            buffer = self._new_special_buffer(wanted, order)
+        buffer = new_buffer(0, wanted, self, self._ordinal, order)
         pool = self._pool
         if pool == NULL:
             self.ensure_open()
@@ -315,16 +312,6 @@ cdef class _MemPool(IndexedResource):
         buffer.begin(STATE_OWNED, None, 0)
         if self._holdings is not None:
             self.note(buffer)
-        return buffer
-
-    cdef Buffer _new_special_buffer(self, size_t size, StreamHandle* order):
-        """Make a buffer of this resource's own type, as new_buffer makes plain ones."""
-        cdef Buffer buffer = self._buffer_type.__new__(self._buffer_type)
-        buffer.size = size
-        buffer.resource = self
-        buffer.device_id = self._ordinal
-        buffer.stream = order
-        buffer.deleter = self.deleter
         return buffer
 
     cdef int _settle_allocation(

@@ -6,6 +6,7 @@ from cuda.core._stream_handle cimport StreamHandle
 
 cdef class MemoryResource:
     cdef Deleter deleter
+    cdef object buffer_type     # the kind of buffer that the memory is seen through; None for Buffer itself
     cdef bint indexed           # frees by an address that it knows: its own deallocate must find the record
     cdef object __weakref__
     cdef int own(self, Record buffer) except -1

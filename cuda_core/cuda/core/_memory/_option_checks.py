@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-__all__ = ["LARGEST", "a_flag", "accept", "bytes_count", "one_of"]
+from cuda.core._memory._arguments import size_argument
 
-LARGEST = 2**63 - 1
+__all__ = ["a_flag", "accept", "bytes_count", "one_of"]
 
 
 def one_of(name: str, kind: type, *, optional: bool = False) -> Callable[[Any], Any]:
@@ -37,17 +36,7 @@ def bytes_count(name: str, *, optional: bool = False) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if value is None and optional:
             return None
-        if isinstance(value, bool):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
-        try:
-            number = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} must be an integer, got {value!r}") from None
-        if number < 0:
-            raise ValueError(f"{name} must not be negative, got {number}")
-        if number > LARGEST:
-            raise OverflowError(f"{name} must be at most 2**63 - 1, got {number}")
-        return number
+        return size_argument(value, name)
 
     return convert
 

@@ -18,7 +18,6 @@ from cuda.core._memory._release cimport ensure_not_capturing
 from cuda.core._memory._virtual_range cimport Failure
 from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
-    STREAM_OWNED,
     STREAM_SET,
     StreamHandle,
     enter_stream,
@@ -27,6 +26,7 @@ from cuda.core._stream_handle cimport (
     stream_is_capturing,
     stream_is_gone,
 )
+from cuda.core._stream_order cimport context_of_stream, wait_behind
 
 cdef struct QueuedFree:
     uintptr_t address
@@ -111,59 +111,37 @@ cdef cydriver.CUresult _free_behind_nothing(uintptr_t address, const char** func
     return cydriver.cuMemFree(address)
 
 
-cdef cydriver.CUresult _context_of(StreamHandle* stream, cydriver.CUcontext* context,
-                                   const char** function) noexcept nogil:
-    context[0] = stream.context
-    if context[0] != NULL:
-        return cydriver.CUresult.CUDA_SUCCESS
-    if stream.kind == STREAM_OWNED or stream.kind == STREAM_FOREIGN:
-        function[0] = b"cuStreamGetCtx"
-        return cydriver.cuStreamGetCtx(stream.stream, context)
-    function[0] = b"cuCtxGetCurrent"
-    return cydriver.cuCtxGetCurrent(context)
-
-
-cdef cydriver.CUresult _let_wait(cydriver.CUstream own, StreamHandle* stream, const char** function) noexcept nogil:
-    """Let ``own`` wait for what is in ``stream`` now. The context of ``stream`` is current."""
-    cdef cydriver.CUevent mark = NULL
-    cdef cydriver.CUresult result
-    function[0] = b"cuEventCreate"
-    result = cydriver.cuEventCreate(&mark, cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-    if result != cydriver.CUresult.CUDA_SUCCESS:
-        return result
-    function[0] = b"cuEventRecord"
-    result = cydriver.cuEventRecord(mark, stream_as_seen_here(stream))
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        function[0] = b"cuStreamWaitEvent"
-        result = cydriver.cuStreamWaitEvent(own, mark, 0)
-    cydriver.cuEventDestroy(mark)
-    return result
-
-
 cdef cydriver.CUresult _free_behind_all(uintptr_t address, StreamHandle* order, const char** function) noexcept nogil:
     """Free behind several streams, on a stream of its own: none of the program's has to wait for another."""
     cdef cydriver.CUcontext context = NULL, popped = NULL
     cdef cydriver.CUstream own = NULL
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef StreamHandle* earlier
+    cdef bint gone
     cdef int member
     for member in range(order.member_count):
-        result = _context_of(order.members[member], &context, function)
-        if result == cydriver.CUresult.CUDA_SUCCESS:
-            function[0] = b"cuCtxPushCurrent"
-            result = cydriver.cuCtxPushCurrent(context)
-        if result == cydriver.CUresult.CUDA_SUCCESS:
-            if own == NULL:
-                function[0] = b"cuStreamCreate"
-                result = cydriver.cuStreamCreate(&own, cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-                if result != cydriver.CUresult.CUDA_SUCCESS:
-                    own = NULL
+        earlier = order.members[member]
+        if own == NULL:
+            result = context_of_stream(earlier, &context, function)
             if result == cydriver.CUresult.CUDA_SUCCESS:
-                result = _let_wait(own, order.members[member], function)
+                function[0] = b"cuCtxPushCurrent"
+                result = cydriver.cuCtxPushCurrent(context)
+            if result != cydriver.CUresult.CUDA_SUCCESS:
+                if not stream_is_gone(earlier, result):
+                    break
+                result = cydriver.CUresult.CUDA_SUCCESS
+                continue
+            function[0] = b"cuStreamCreate"
+            result = cydriver.cuStreamCreate(&own, cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING)
             cydriver.cuCtxPopCurrent(&popped)
-        if result != cydriver.CUresult.CUDA_SUCCESS:
-            if not stream_is_gone(order.members[member], result):
+            if result != cydriver.CUresult.CUDA_SUCCESS:
+                own = NULL
                 break
+        result = wait_behind(own, context, earlier, &gone, function)
+        if gone:
             result = cydriver.CUresult.CUDA_SUCCESS
+        elif result != cydriver.CUresult.CUDA_SUCCESS:
+            break
     if result == cydriver.CUresult.CUDA_SUCCESS:
         if own == NULL:  # all of them are gone
             result = _free_behind_nothing(address, function)

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.bindings cimport cydriver
+
+from cuda.core._stream_handle cimport StreamHandle
+
+cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
+                                         const char** function) noexcept nogil
+cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext context, StreamHandle* earlier,
+                                   bint* gone, const char** function) noexcept nogil

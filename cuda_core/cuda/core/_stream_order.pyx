@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One stream behind another, in whatever context each of them is."""
+
+from cuda.bindings cimport cydriver
+
+from cuda.core._stream_handle cimport (
+    STREAM_LEGACY,
+    STREAM_PER_THREAD,
+    StreamHandle,
+    stream_as_seen_here,
+    stream_is_gone,
+)
+
+
+cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
+                                         const char** function) noexcept nogil:
+    """Find the context of a stream; of a default stream that was not bound to one, the current context or NULL.
+
+    On failure ``function`` names the call that was refused.
+    """
+    cdef cydriver.CUresult result
+    context[0] = handle.context
+    if handle.context != NULL:
+        return cydriver.CUresult.CUDA_SUCCESS
+    if handle.kind == STREAM_LEGACY or handle.kind == STREAM_PER_THREAD:
+        function[0] = b"cuCtxGetCurrent"
+        return cydriver.cuCtxGetCurrent(context)
+    function[0] = b"cuStreamGetCtx"
+    result = cydriver.cuStreamGetCtx(handle.stream, context)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        handle.context = context[0]
+    return result
+
+
+cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext context, StreamHandle* earlier,
+                                   bint* gone, const char** function) noexcept nogil:
+    """Let ``later``, a stream of ``context``, wait for what is in ``earlier`` now.
+
+    Each call is made in its own stream's context, in which the tokens of the default streams are resolved. On failure
+    ``function`` names the call that was refused, and ``gone`` tells whether ``earlier`` is no more: then nothing is
+    left to wait for.
+    """
+    cdef cydriver.CUcontext first = NULL, popped = NULL
+    cdef cydriver.CUevent event = NULL
+    cdef cydriver.CUresult result = context_of_stream(earlier, &first, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuCtxPushCurrent"
+        result = cydriver.cuCtxPushCurrent(first)
+    gone[0] = stream_is_gone(earlier, result)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuEventCreate"
+    result = cydriver.cuEventCreate(&event, cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        event = NULL
+    else:
+        function[0] = b"cuEventRecord"
+        result = cydriver.cuEventRecord(event, stream_as_seen_here(earlier))
+        gone[0] = stream_is_gone(earlier, result)
+    cydriver.cuCtxPopCurrent(&popped)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuCtxPushCurrent"
+        result = cydriver.cuCtxPushCurrent(context)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function[0] = b"cuStreamWaitEvent"
+            result = cydriver.cuStreamWaitEvent(later, event, 0)
+            cydriver.cuCtxPopCurrent(&popped)
+    if event != NULL:
+        cydriver.cuEventDestroy(event)  # the driver keeps it until the wait is over
+    return result
