@@ -107,13 +107,12 @@ cdef void _try_left() noexcept nogil:
     global _left, _left_generation
     cdef PoolHandle* handle
     cdef PoolHandle* following
-    if _left == NULL:
-        return
     if _left_generation != fork_generation():
-        # The list is the parent's, and its mutex may have been held when this child was made.
+        # The list is the parent's, and its mutex may have been held when this child was made: also with an empty list.
         _left_generation = fork_generation()
         pthread_mutex_init(&_mutex, NULL)
         _left = NULL
+    if _left == NULL:
         return
     pthread_mutex_lock(&_mutex)
     handle = _left

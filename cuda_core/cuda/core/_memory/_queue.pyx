@@ -270,7 +270,9 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
     pthread_mutex_unlock(&_mutex)
     if stopping:
         return False
-    if not job.give_back(job.data, &job.failure):
+    if job.give_back(job.data, &job.failure):
+        job.discard(job.data, NULL)  # here, and not under the mutex: it may destroy a pool
+    else:
         # Memory of a context that is gone is an address that the driver does not know.
         job.lost = is_hopeless(job.failure.result) or (job.context != NULL and context_is_gone(job.context))
     pthread_mutex_lock(&_mutex)
@@ -313,7 +315,6 @@ cdef void* _reap(void* unused) noexcept nogil:
                 pthread_mutex_lock(&_mutex)
                 _job_count -= 1
                 if job.failure.function == NULL:
-                    job.discard(job.data, NULL)
                     if job.order == NULL:
                         free(job)
                     else:
