@@ -10,7 +10,7 @@
 #   PYTHON=python3.12     the interpreter to build for
 #   VENV=folder           the environment (default .venv)
 #   DRIVER=auto|sim|gpu   the driver that the package's tests run on (default auto)
-#   WORKERS=number        processes that share the package's tests (default: one a processor; on a GPU always one)
+#   WORKERS=number        processes that share the package's tests (default: one a processor, on GPUs one a GPU)
 #   ARGS="-k grow -x"     given to pytest, the example or the benchmarks
 
 PYTHON ?= python3

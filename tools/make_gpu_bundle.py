@@ -4,7 +4,7 @@
     python tools/make_gpu_bundle.py FOLDER [--python python3.12]
 
 Over there ``run_on_gpu.sh`` in the folder installs the wheels aside and runs the tests, the example, the benchmarks
-and the check with other libraries. Needs a C++ compiler and a package index here, and the same Python there.
+and the checks with other libraries. Needs a C++ compiler and a package index here, and the same Python there.
 """
 
 import argparse
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The version that the driver's recorded answers were taken with.
 BINDINGS = "cuda-bindings==13.4.4"
 RELEASED = "cuda-core==1.2.2"  # timed beside this package
-FETCHED = (BINDINGS, "attrs", "pytest", "hypothesis")
+FETCHED = (BINDINGS, "attrs", "pytest", "pytest-xdist", "hypothesis")
 CARRIED = ("cuda_core/tests", "examples", "benchmarks", "design", "README.md", "LICENSE", "pyproject.toml")
 LARGEST = 40 << 20
 

@@ -11,6 +11,7 @@ objects, and lets calls fail. ``--unwatched`` leaves that out.
 
 import contextlib
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -33,21 +34,22 @@ _unwatched = pytest.StashKey[str]()  # why the driver is not watched; empty when
 _deselected = pytest.StashKey[int]()
 
 # Looks in a process of its own: loading the installed driver here would settle the choice.
-_LOOK_FOR_A_DEVICE = """
+_COUNT_DEVICES = """
 import ctypes, sys
 try:
     library = ctypes.CDLL("libcuda.so.1")
 except OSError:
-    sys.exit(1)
+    sys.exit(0)
 if "cuda_driver_sim" in open("/proc/self/maps").read():
-    sys.exit(1)
+    sys.exit(0)
 count = ctypes.c_int(0)
-sys.exit(0 if library.cuInit(0) == 0 and library.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value else 1)
+sys.exit(count.value if library.cuInit(0) == 0 and library.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0)
 """
 
 
-def _a_gpu_is_there():
-    return subprocess.run([sys.executable, "-c", _LOOK_FOR_A_DEVICE], timeout=120).returncode == 0
+def _number_of_gpus():
+    found = subprocess.run([sys.executable, "-c", _COUNT_DEVICES], timeout=120).returncode
+    return max(found, 0)  # negative: the driver crashed
 
 
 def pytest_addoption(parser):
@@ -91,14 +93,29 @@ def _activate(choice, unwatched):
 def _chosen_driver(config):
     choice = config.getoption("--driver")
     if choice == "auto":
-        choice = "gpu" if _a_gpu_is_there() else "sim"
+        choice = "gpu" if _number_of_gpus() else "sim"
     return choice
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Share a GPU with nobody: the tests look at how much of its memory is free."""
-    return None if _chosen_driver(config) == "sim" else 0
+    """Share a GPU with nobody: the tests look at how much of its memory is free. Two GPUs take two processes."""
+    if _chosen_driver(config) == "sim":
+        return None
+    gpus = _number_of_gpus()
+    return gpus if gpus > 1 else 0
+
+
+def _take_one_gpu(config):
+    """Let a process that shares the tests with others see one GPU only, its own."""
+    number = int(config.workerinput["workerid"].removeprefix("gw"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(n) for n in range(_number_of_gpus())]
+    if number >= len(names):
+        raise pytest.UsageError(
+            f"{number + 1} processes are too many for {len(names)} GPUs: each needs its own"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = names[number]
 
 
 def pytest_configure(config):
@@ -112,6 +129,8 @@ def pytest_configure(config):
     if not config.getoption("--hypothesis-profile", None):
         hypothesis.settings.load_profile("stable")
     choice = _chosen_driver(config)
+    if choice == "gpu" and hasattr(config, "workerinput"):
+        _take_one_gpu(config)
     config.stash[_unwatched] = _activate(choice, config.getoption("--unwatched"))
     config.stash[_driver_name] = choice
     config.stash[_deselected] = 0

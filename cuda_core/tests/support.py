@@ -21,6 +21,7 @@ from cuda.bindings import driver
 
 GRANULE = 2 << 20
 SUCCESS = driver.CUresult.CUDA_SUCCESS
+_SHARES_MANAGED_MEMORY = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
 JOIN_SECONDS = 60  # a thread that takes longer hangs
 
 
@@ -64,7 +65,21 @@ def warm_up():
     check(driver.cuMemcpyHtoD(address, bytes(4096), 4096))
     check(driver.cuMemcpyDtoH(bytearray(4096), address, 4096))
     check(driver.cuMemFree(address))
+    _use_managed_memory()
     check(driver.cuCtxSynchronize())
+
+
+def _use_managed_memory():
+    """The first page that moves makes a driver take memory of every device that has a context."""
+    if not check(driver.cuDeviceGetAttribute(_SHARES_MANAGED_MEMORY, check(driver.cuCtxGetDevice()))):
+        return
+    address = check(driver.cuMemAllocManaged(4096, 1))
+    check(driver.cuMemsetD8(address, 1, 4096))
+    check(driver.cuCtxSynchronize())
+    ctypes.memset(int(address), 2, 4096)
+    check(driver.cuMemsetD8(address, 1, 4096))
+    check(driver.cuCtxSynchronize())
+    check(driver.cuMemFree(address))
 
 
 def free_memory():

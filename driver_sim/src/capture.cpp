@@ -294,8 +294,10 @@ DRIVER_CALL_ON_STREAM("cuStreamGetCaptureInfo", cuStreamGetCaptureInfo_v3, 12030
         *graph_out = reinterpret_cast<CUgraph>(capture->graph.get());
     if (dependencies_out)
         *dependencies_out = reinterpret_cast<const CUgraphNode *>(last.data());
-    if (edgeData_out)
-        *edgeData_out = nullptr;
+    if (edgeData_out) {  // never null, also where there is no edge: callers read it by the number of edges
+        capture->edge_data.assign(std::max<std::size_t>(last.size(), 1), CUgraphEdgeData{});
+        *edgeData_out = capture->edge_data.data();
+    }
     if (numDependencies_out)
         *numDependencies_out = last.size();
     return CUDA_SUCCESS;

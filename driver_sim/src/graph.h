@@ -72,6 +72,7 @@ struct Capture {
     bool invalid = false;
     std::unique_ptr<Graph> graph;
     std::map<Stream *, std::vector<Node *>> last;  // by stream: what the next node comes behind
+    std::vector<CUgraphEdgeData> edge_data;        // what was last shown of the edges; all of them are plain
     ~Capture();
 };
 

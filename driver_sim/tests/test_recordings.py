@@ -15,6 +15,7 @@ RECORDINGS = {
     "h200_x2.json": ["probe_more.py", "--two-devices"],
     "h200_captures.json": ["probe_captures.py"],
     "h200_memory.json": ["probe_memory.py"],
+    "h200_pools.json": ["probe_pools.py"],
 }
 # Recorded scenarios that are known not to agree yet: one that agrees must leave the list.
 NOT_YET = set()
@@ -59,4 +60,5 @@ def test_number_of_steps():
         "h200_x2.json": 62,
         "h200_captures.json": 874,
         "h200_memory.json": 925,
+        "h200_pools.json": 208,
     }

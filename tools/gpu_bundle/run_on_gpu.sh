@@ -6,7 +6,7 @@
 #
 #   OUT=folder        where the logs go (default ./out)
 #   PYTHON=python3    the interpreter; its version must be the one that the wheels were built for
-#   PARTS="..."       which parts to run (default: suite example consumers benchmarks)
+#   PARTS="..."       which parts to run (default: suite example consumers exchange benchmarks)
 #   ARGS="..."        given to pytest
 set -uo pipefail
 
@@ -45,15 +45,27 @@ print("cuda.core from the bundle:", cuda.core.__file__.startswith(__import__("os
 CODE
 }
 
-suite() { "$python" -m pytest cuda_core/tests --driver=gpu -p no:cacheprovider --durations=10 ${ARGS:-}; }
+# Where there are several GPUs, a process for each; then, in one process that sees all of them, what needs two.
+suite() {
+    # Only the plugins that the tests ask for: others that the machine has may not bear these.
+    export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+    local pytest=("$python" -m pytest cuda_core/tests -p xdist -p _hypothesis_pytestplugin -p no:cacheprovider
+        --driver=gpu -o faulthandler_timeout=100)
+    local code
+    "${pytest[@]}" -n auto --dist worksteal --durations=10 ${ARGS:-}
+    code=$?
+    [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ] || return $code
+    "${pytest[@]}" -m two_devices ${ARGS:-} && return $code
+}
 example() { "$python" examples/grow_buffer.py --driver gpu; }
 consumers() { "$python" check_consumers.py; }
+exchange() { "$python" check_exchange.py; }
 benchmarks() {
     "$python" benchmarks/run.py --driver gpu --json "$out/benchmarks.json" --released "$released"
 }
 
 failed=
-for part in machine ${PARTS:-suite example consumers benchmarks}; do
+for part in machine ${PARTS:-suite example consumers exchange benchmarks}; do
     printf '\n== %s\n' "$part"
     started=$SECONDS
     "$part" 2>&1 | tee "$out/$part.log"

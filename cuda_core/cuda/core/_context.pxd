@@ -7,6 +7,8 @@ cdef class Context:
     cdef readonly int device_id
     cdef object __weakref__
 
+cdef int device_count() except -1
+cdef int device_attribute(int ordinal, cydriver.CUdevice_attribute attribute) except? -1
 cdef cydriver.CUcontext current_context() except? NULL
 cdef cydriver.CUcontext primary_context(int ordinal) except? NULL
 cdef bint context_is_gone(cydriver.CUcontext context) noexcept nogil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA contexts: the current one, the primary one of a device, and the object that names one."""
+"""Devices by number, and their contexts: the current one, the primary one, and the object that names one."""
 
 from cuda.bindings cimport cydriver
 
@@ -13,6 +13,28 @@ __all__ = ["Context"]
 # The primary context of each device that was asked for. It stays retained until the process ends: a release would
 # destroy memory that other libraries in the process may still own.
 cdef dict _primary = {}
+
+
+cdef int device_count() except -1:
+    """Return the number of devices that the driver shows."""
+    cdef int count = 0
+    cdef cydriver.CUresult result
+    ensure_driver()
+    with nogil:
+        result = cydriver.cuDeviceGetCount(&count)
+    check(result, b"cuDeviceGetCount")
+    return count
+
+
+cdef int device_attribute(int ordinal, cydriver.CUdevice_attribute attribute) except? -1:
+    """Return what the driver says about a device."""
+    cdef int value = 0
+    cdef cydriver.CUresult result
+    ensure_driver()
+    with nogil:
+        result = cydriver.cuDeviceGetAttribute(&value, attribute, ordinal)
+    check(result, b"cuDeviceGetAttribute")
+    return value
 
 
 cdef cydriver.CUcontext current_context() except? NULL:

@@ -6,8 +6,8 @@ import threading
 
 from cuda.bindings cimport cydriver
 
-from cuda.core._context cimport current_context, device_of_context, primary_context, wrap_context
-from cuda.core._driver cimport check, ensure_driver
+from cuda.core._context cimport current_context, device_count, device_of_context, primary_context, wrap_context
+from cuda.core._driver cimport check
 from cuda.core._event cimport create_event
 from cuda.core._stream cimport create_stream, default_stream
 
@@ -39,16 +39,6 @@ _ABSENT = frozenset(
         "to_system_device",
     }
 )
-
-
-cdef int _device_count() except -1:
-    cdef int count = 0
-    cdef cydriver.CUresult result
-    ensure_driver()
-    with nogil:
-        result = cydriver.cuDeviceGetCount(&count)
-    check(result, b"cuDeviceGetCount")
-    return count
 
 
 class Device:
@@ -83,7 +73,7 @@ class Device:
         cdef cydriver.CUcontext context
         if isinstance(device_id, Device):
             return device_id
-        count = _device_count()
+        count = device_count()
         if device_id is None:
             context = current_context()
             device_id = device_of_context(context) if context != NULL else 0
@@ -111,7 +101,7 @@ class Device:
     @classmethod
     def get_all_devices(cls):
         """Return all devices, in the order of their ordinals."""
-        return tuple(cls(ordinal) for ordinal in range(_device_count()))
+        return tuple(cls(ordinal) for ordinal in range(device_count()))
 
     @property
     def device_id(self):

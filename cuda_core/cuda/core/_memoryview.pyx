@@ -18,6 +18,7 @@ from cuda.core._memory._dlpack cimport (
     classify_dl_device,
     export_memory,
     new_export,
+    usable_from,
     wanted_device,
     wants_versioned,
 )
@@ -452,7 +453,8 @@ cdef class StridedMemoryView:
         max_version : tuple of int, optional
             The newest version of DLPack that the consumer understands.
         dl_device : tuple of int, optional
-            Where the consumer wants the data: where it is, or ``(1, 0)`` for memory that the host can use.
+            Where the consumer wants the data: where it is, ``(1, 0)`` for memory that the host can use, or
+            ``(2, ordinal)`` for managed memory.
         copy : bool, optional
             True is not supported.
 
@@ -479,8 +481,8 @@ cdef class StridedMemoryView:
         if checked_copy(copy):
             raise BufferError("Sorry, not supported: copy=True")
         check_consumer(number, place[0], stream)
-        if wanted is not None and wanted != place:
-            if wanted != (DL_CPU, 0) or place[0] == DL_CUDA:
+        if wanted is not None:
+            if not usable_from(place, wanted):
                 raise BufferError(f"Sorry, not supported: memory of device {place} with dl_device={wanted}")
             place = wanted
         if self.readonly and not versioned:

@@ -141,7 +141,8 @@ def test_str_04_the_device_is_part_of_the_recipe(devices, kind, how):
     devices[1].set_current()
     fill(address, size, seed=1)
     assert holds(address, size, seed=1)
-    assert free_memory() < free
+    of_pointer = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    assert int(check(driver.cuPointerGetAttribute(of_pointer, address))) == 1
     devices[0].set_current()
     if how == "close":
         assert buffer.close() is CloseResult.DONE

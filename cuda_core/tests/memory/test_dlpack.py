@@ -14,12 +14,14 @@ from cuda.core import (
     CloseResult,
     CUDAWarning,
     LegacyPinnedMemoryResource,
+    ManagedMemoryResource,
     Ownership,
     OwnershipError,
     TransferredTo,
 )
 from cuda.core._dlpack import DLDeviceType, classify_dl_device
 from cuda.core._memory._synchronous import _SynchronousMemoryResource
+from cuda.core.utils import StridedMemoryView
 from dlpack_peer import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, IS_COPIED, consume, look, take
 from python_resources import Plain, Refusing
 from support import (
@@ -585,6 +587,24 @@ def test_nothing_empty_is_copied():
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", ["buffer", "view"])
+def test_managed_memory_is_lent_to_every_device(devices, stream, of):
+    """At the same address: a consumer that knows no managed memory asks for its own device."""
+    with ManagedMemoryResource().allocate(64, stream=stream) as buffer:
+        lender = buffer if of == "buffer" else StridedMemoryView.from_dlpack(buffer, stream_ptr=-1)
+        for ordinal in range(len(devices)):
+            for copy in (None, False):
+                taken = take(lender, stream=-1, dl_device=(CUDA, ordinal), copy=copy)
+                assert (taken.device, taken.data) == ((CUDA, ordinal), buffer.handle)
+                taken.delete()
+        for ordinal in (-1, len(devices), 2**40):
+            with pytest.raises(BufferError, match=f"{ordinal}"):
+                lender.__dlpack__(stream=-1, dl_device=(CUDA, ordinal))
+        if of == "view":
+            lender.close()
+        assert buffer.loans == 0
 
 
 class NotANumber:

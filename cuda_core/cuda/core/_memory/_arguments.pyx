@@ -3,10 +3,9 @@
 
 import operator
 
-from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
-from cuda.core._driver cimport check, ensure_driver
+from cuda.core._context cimport device_count
 
 # One limit for all sizes. It leaves room for rounding up and for the signed sizes of other libraries.
 cdef object _LARGEST = 2**63 - 1
@@ -63,8 +62,6 @@ cdef uintptr_t pointer_argument(object value, str name) except? 0xFFFFFFFF:
 
 cdef int device_argument(object device) except -1:
     """Return the ordinal of a device given as a number or as anything with a ``device_id``."""
-    cdef int count = 0
-    cdef cydriver.CUresult result
     try:
         number = operator.index(getattr(device, "device_id", device))
     except TypeError:
@@ -73,10 +70,7 @@ cdef int device_argument(object device) except -1:
         ) from None
     if number < 0:
         raise ValueError(f"device_id must be >= 0, got {number}")
-    ensure_driver()
-    with nogil:
-        result = cydriver.cuDeviceGetCount(&count)
-    check(result, b"cuDeviceGetCount")
+    count = device_count()
     if number >= count:
         raise ValueError(f"device_id must be within [0, {count}), got {number}")
     return number

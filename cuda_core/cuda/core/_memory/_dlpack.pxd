@@ -16,6 +16,7 @@ cdef Export* new_export(void* data, int device_type, int device_id, DLDataType d
 cdef object export_capsule(Export* export, bint versioned)
 cdef bint wants_versioned(object max_version) except -1
 cdef tuple wanted_device(object dl_device)
+cdef bint usable_from(tuple place, tuple wanted) except -1
 cdef object export_buffer(Record record, object stream, object max_version, object dl_device, object copy)
 cpdef tuple classify_dl_device(object buf)
 cdef object export_memory(void* data, tuple place, DLDataType dtype, tuple shape, tuple strides, uint64_t flags,

@@ -14,6 +14,7 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
+from cuda.core._context cimport device_count
 from cuda.core._driver cimport check, is_finalizing
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._dlpack_abi cimport (
@@ -212,6 +213,15 @@ cpdef tuple classify_dl_device(object buf):
     raise BufferError("buffer is neither device-accessible nor host-accessible")
 
 
+cdef bint usable_from(tuple place, tuple wanted) except -1:
+    """Whether memory of one place can be used at another where it is, under the same address."""
+    if wanted == place:
+        return True
+    if wanted == (DL_CPU, 0):
+        return place[0] in (DL_CUDA_HOST, DL_CUDA_MANAGED)
+    return place[0] == DL_CUDA_MANAGED and wanted[0] == DL_CUDA and 0 <= wanted[1] < device_count()
+
+
 cdef DLDataType _bytes_type() noexcept:
     cdef DLDataType dtype
     dtype.code, dtype.bits, dtype.lanes = DL_INT, 8, 1
@@ -243,26 +253,20 @@ cdef object export_buffer(Record record, object stream, object max_version, obje
     cdef bint versioned = wants_versioned(max_version)
     cdef tuple wanted = wanted_device(dl_device)
     cdef tuple place
-    cdef int target
     checked_copy(copy)
     record.ensure_usable()
     place = classify_dl_device(record)
     check_consumer(number, place[0], stream)
-    target = place[0]
-    if wanted is not None and wanted != place:
-        if wanted == (DL_CPU, 0) and place[0] in (DL_CUDA_HOST, DL_CUDA_MANAGED):
-            target = DL_CPU  # the host can use it where it is
-        elif wanted == (DL_CPU, 0):
-            if copy is False:
-                raise BufferError(f"memory of device {place} cannot be exported to {wanted} without a copy")
-            return _export_host_copy(record, number, versioned)
-        elif place[0] == DL_CUDA_MANAGED and wanted == (DL_CUDA, (<object>record).device_id):
-            target = DL_CUDA
-        else:
+    if wanted is not None and not usable_from(place, wanted):
+        if wanted != (DL_CPU, 0):
             raise BufferError(f"Sorry, not supported: memory of device {place} with dl_device={wanted}")
+        if copy is False:
+            raise BufferError(f"memory of device {place} cannot be exported to {wanted} without a copy")
+        return _export_host_copy(record, number, versioned)
+    if wanted is not None:
         place = wanted
     if copy:
-        if target == DL_CPU:
+        if place[0] == DL_CPU:
             return _export_host_copy(record, number, versioned)
         return _export_copy(record, number, versioned, place)
     return _export_lent(record, number, versioned, place, 0)

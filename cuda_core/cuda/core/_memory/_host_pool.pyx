@@ -7,17 +7,8 @@ A pool at the host gives no device access until it is granted (recorded on an H2
 from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
-from cuda.core._context cimport current_context, device_of_context
-from cuda.core._driver cimport check, ensure_driver
-
-
-cdef int _attribute(int ordinal, cydriver.CUdevice_attribute attribute) except? -1:
-    cdef int value = 0
-    cdef cydriver.CUresult result
-    with nogil:
-        result = cydriver.cuDeviceGetAttribute(&value, attribute, ordinal)
-    check(result, b"cuDeviceGetAttribute")
-    return value
+from cuda.core._context cimport current_context, device_attribute, device_count, device_of_context
+from cuda.core._driver cimport check
 
 
 cdef list devices_with_host_pools(bint on_a_node):
@@ -28,18 +19,12 @@ cdef list devices_with_host_pools(bint on_a_node):
     RuntimeError
         If there is none.
     """
-    cdef int count = 0
-    cdef cydriver.CUresult result
     cdef cydriver.CUdevice_attribute attribute = (
         cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
         if on_a_node
         else cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED
     )
-    ensure_driver()
-    with nogil:
-        result = cydriver.cuDeviceGetCount(&count)
-    check(result, b"cuDeviceGetCount")
-    able = [ordinal for ordinal in range(count) if _attribute(ordinal, attribute)]
+    able = [ordinal for ordinal in range(device_count()) if device_attribute(ordinal, attribute)]
     if not able:
         raise RuntimeError(
             "no device supports memory pools at the host; LegacyPinnedMemoryResource allocates without a pool"
@@ -63,7 +48,7 @@ cdef int nearest_node() except -1:
             "or name the node"
         )
     ordinal = device_of_context(context)
-    node = _attribute(ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)
+    node = device_attribute(ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)
     if node < 0:
         raise RuntimeError(f"device {ordinal} names no NUMA node of the host; name the node")
     return node

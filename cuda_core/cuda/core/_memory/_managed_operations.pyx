@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
+from cuda.core._context cimport device_count
 from cuda.core._driver cimport check, ensure_driver, error_for
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._batch cimport Loans, buffers_argument
@@ -109,11 +110,7 @@ cdef list read_accessed_by(Record record):
     try:
         if record.size == 0:
             return []
-        ensure_driver()
-        with nogil:
-            result = cydriver.cuDeviceGetCount(&count)
-        check(result, b"cuDeviceGetCount")
-        count += 1  # the host
+        count = device_count() + 1  # the host
         bytes_ = count * sizeof(int)
         ordinals = <int*>calloc(count, sizeof(int))
         if ordinals == NULL:

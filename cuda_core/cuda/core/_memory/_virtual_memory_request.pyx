@@ -6,6 +6,7 @@ from libc.string cimport memset
 from libcpp.memory cimport make_shared
 from libcpp.vector cimport vector
 
+from cuda.core._context cimport device_attribute, device_count
 from cuda.core._driver cimport check
 from cuda.core._memory._virtual_range cimport ChunkRequest
 
@@ -37,28 +38,14 @@ _RIGHTS = {
 }
 
 
-cdef int _attribute(int ordinal, cydriver.CUdevice_attribute attribute) except? -1:
-    cdef int value = 0
-    cdef cydriver.CUresult result
-    with nogil:
-        result = cydriver.cuDeviceGetAttribute(&value, attribute, ordinal)
-    check(result, b"cuDeviceGetAttribute")
-    return value
-
-
 cdef tuple facts_of(int ordinal):
     """Return what decides whether options fit a device, asked once so that later checks call no driver."""
-    cdef int count = 0
-    cdef cydriver.CUresult result
-    with nogil:
-        result = cydriver.cuDeviceGetCount(&count)
-    check(result, b"cuDeviceGetCount")
     return (
-        count,
-        _attribute(
+        device_count(),
+        device_attribute(
             ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         ),
-        _attribute(
+        device_attribute(
             ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         ),
     )
@@ -96,7 +83,7 @@ cdef int prepare_request(int ordinal, object options, ChunkRequest* request, siz
         request.properties.location.id = 0
     elif location == VirtualMemoryLocationType.HOST_NUMA:
         request.properties.location.id = max(
-            _attribute(ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID), 0
+            device_attribute(ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID), 0
         )
     elif location == VirtualMemoryLocationType.HOST_NUMA_CURRENT:
         if getcpu(NULL, &node) != 0:
