@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 _driver_name = pytest.StashKey[str]()
 _unwatched = pytest.StashKey[str]()  # why the driver is not watched; empty when it is
 _deselected = pytest.StashKey[int]()
+_free_gpus = pytest.StashKey[list]()
 
 # Looks in a process of its own: loading the installed driver here would settle the choice.
 _COUNT_DEVICES = """
@@ -106,16 +107,26 @@ def pytest_xdist_auto_num_workers(config):
     return gpus if gpus > 1 else 0
 
 
-def _take_one_gpu(config):
-    """Let a process that shares the tests with others see one GPU only, its own."""
-    number = int(config.workerinput["workerid"].removeprefix("gw"))
+def _names_of_the_gpus():
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(n) for n in range(_number_of_gpus())]
-    if number >= len(names):
-        raise pytest.UsageError(
-            f"{number + 1} processes are too many for {len(names)} GPUs: each needs its own"
-        )
-    os.environ["CUDA_VISIBLE_DEVICES"] = names[number]
+    return visible.split(",") if visible else [str(number) for number in range(_number_of_gpus())]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Give a process that shares the tests with others a GPU of its own."""
+    free = node.config.stash.get(_free_gpus, None)
+    if free is None:
+        return
+    if not free:
+        raise pytest.UsageError("there are more processes than GPUs: each needs its own")
+    node.workerinput["gpu"] = free.pop(0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    if "gpu" in node.workerinput:
+        node.config.stash[_free_gpus].append(node.workerinput["gpu"])
 
 
 def pytest_configure(config):
@@ -129,8 +140,12 @@ def pytest_configure(config):
     if not config.getoption("--hypothesis-profile", None):
         hypothesis.settings.load_profile("stable")
     choice = _chosen_driver(config)
-    if choice == "gpu" and hasattr(config, "workerinput"):
-        _take_one_gpu(config)
+    if choice == "gpu" and "gpu" in getattr(config, "workerinput", ()):
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.workerinput["gpu"]
+    elif choice == "gpu":
+        config.stash[_free_gpus] = (
+            _names_of_the_gpus()
+        )  # before a driver is loaded that children would inherit
     config.stash[_unwatched] = _activate(choice, config.getoption("--unwatched"))
     config.stash[_driver_name] = choice
     config.stash[_deselected] = 0

@@ -44,8 +44,8 @@ class Cupy(Library):
         import cupy
 
         @contextlib.contextmanager
-        def stream():
-            with cupy.cuda.Stream(non_blocking=True) as one:
+        def stream(non_blocking=True):
+            with cupy.cuda.Stream(non_blocking=non_blocking) as one:
                 yield one.ptr
 
         super().__init__(cupy, cupy.cuda.runtime.deviceSynchronize, cupy.asnumpy, stream)
@@ -66,7 +66,7 @@ class Torch(Library):
         torch.zeros(1, device="cuda")
 
         @contextlib.contextmanager
-        def stream():
+        def stream(non_blocking=True):  # which all of them are, and none ever ends
             one = torch.cuda.Stream()
             with torch.cuda.stream(one):
                 yield one.cuda_stream
@@ -74,8 +74,12 @@ class Torch(Library):
         super().__init__(torch, torch.cuda.synchronize, lambda tensor: tensor.cpu().numpy(), stream)
 
     def take(self, buffer):
-        # It knows no managed memory by itself, but asks for its own device where one is named.
-        return self.module.from_dlpack(buffer, device="cuda:0" if buffer.is_managed else None)
+        if buffer.is_managed:  # which it knows only as memory of a device
+            stream = self.module.cuda.current_stream().cuda_stream or 1
+            return self.module.from_dlpack(
+                buffer.__dlpack__(dl_device=(2, 0), stream=stream, max_version=(1, 0))
+            )
+        return self.module.from_dlpack(buffer)
 
     def arange(self, n):
         return self.module.arange(n, dtype=self.module.uint8, device="cuda")
@@ -201,20 +205,23 @@ def foreign_stream(library, device):
 
 
 def short_stream(library, device):
-    """Let a consumer's stream end before the buffer does."""
+    """Let a consumer's stream end before its array, and both before the buffer."""
     from cuda.core import DeviceMemoryResource, DeviceMemoryResourceOptions
 
     pool = DeviceMemoryResource(device, DeviceMemoryResourceOptions())
     stream = device.create_stream()
-    buffer = pool.allocate(SIZE, stream=stream)
-    with library.stream():
-        array = library.module.from_dlpack(buffer)
-        array += 1
-        library.synchronize()
+    for _ in range(100):
+        buffer = pool.allocate(SIZE, stream=stream)
+        with library.stream(False):
+            array = library.module.from_dlpack(buffer)
+            array += 1
+            library.synchronize()
+        gc.collect()
+        others = [device.create_stream() for _ in range(3)]  # that take the place of the one that is gone
         del array
-    gc.collect()
-    library.synchronize()
-    buffer.close()
+        buffer.close()
+        for other in others:
+            other.close()
     stream.sync()
     used = pool.attributes.used_mem_current
     assert used == 0, used

@@ -17,6 +17,7 @@ from cuda.core import (
     Device,
     LegacyPinnedMemoryResource,
     Ownership,
+    Stream,
 )
 from cuda.core._memory._synchronous import _SynchronousMemoryResource
 from dlpack_peer import CPU, take
@@ -255,6 +256,77 @@ def test_the_copy_orders_the_free_of_what_was_copied(streams, buffer):
     check(driver.cuStreamSynchronize(number(streams[1])))
     assert read(taken.data, 6) == b"copied"
     taken.delete()
+
+
+# --- a consumer's stream that ends before the memory --------------------------------------------------------------
+
+
+@pytest.fixture
+def short_lived():
+    """A blocking stream as other libraries make them, and what ends it. The gate's work runs on when it has ended."""
+    stream = check(driver.cuStreamCreate(0))
+    ended = []
+
+    def end():
+        ended.append(check(driver.cuStreamDestroy(stream)))
+
+    yield stream, end
+    if not ended:
+        end()
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("order", ["stream, array, buffer", "stream, buffer, array", "array, stream, buffer"])
+def test_a_consumers_stream_may_end_first(device, streams, short_lived, kind, order):
+    """A local variable of a stream often ends before that of the array; using it then would crash in the driver."""
+    stream, end = short_lived
+    source = SOURCES[kind](device)
+    buffer = source.allocate(stream=streams[0])
+    address = buffer.handle
+    taken = take(buffer, stream=int(stream))
+    steps = {"stream": end, "array": taken.delete, "buffer": buffer.close}
+    for step in order.split(", "):
+        steps[step]()
+    assert given_back(address)
+
+
+@pytest.mark.parametrize("kind", ["virtual", "pinned", "device"])
+def test_the_free_waits_for_what_an_ended_stream_was_given(device, streams, short_lived, kind):
+    stream, end = short_lived
+    buffer = SOURCES[kind](device).allocate(stream=streams[0])
+    address = buffer.handle
+    taken = take(buffer, stream=int(stream))
+    with Gate(Stream.from_handle(int(stream))) as gate:
+        end()
+        taken.delete()
+        closing = Waiting(buffer.close)
+        assert closing.waits()
+        assert still_allocated(address)
+        gate.open()
+        assert closing.result() is CloseResult.DONE
+    assert given_back(address)
+
+
+def test_a_copy_outlives_the_stream_that_made_it(buffer, short_lived):
+    stream, end = short_lived
+    write(buffer.handle, b"copied")
+    taken = take(buffer, copy=True, stream=int(stream))
+    check(driver.cuStreamSynchronize(stream))
+    end()
+    assert read(taken.data, 6) == b"copied"
+    taken.delete()
+    assert buffer.close() is CloseResult.DONE
+    assert given_back(taken.data)
+
+
+def test_blocking_streams_join_as_one(streams, buffer):
+    made = [check(driver.cuStreamCreate(0)) for _ in range(20)]
+    for stream in made:
+        take(buffer, stream=int(stream)).delete()
+        check(driver.cuStreamDestroy(stream))
+    found, again = recorded(buffer)
+    assert found == [number(streams[0]), number(LEGACY_DEFAULT_STREAM)]
+    again.close()
 
 
 # --- captures ----------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from cuda.core._memory._handshake cimport (
     NO_SYNC,
     consumer_handle,
     join_order,
+    lasting_stream,
     order_behind,
     ordering_record,
     stream_number,
@@ -285,6 +286,7 @@ cdef object export_memory(void* data, tuple place, DLDataType dtype, tuple shape
     """Export memory that ``keeper`` keeps, behind the work in the streams of ``record`` if that is not None."""
     cdef StreamHandle* consumer = NULL
     cdef StreamHandle* producer = NULL
+    cdef StreamHandle* lasting = NULL
     cdef object capsule
     try:
         if record is not None and number != NO_SYNC:
@@ -296,13 +298,16 @@ cdef object export_memory(void* data, tuple place, DLDataType dtype, tuple shape
                     1 if number == NO_STREAM else number, place[1] if place[0] == DL_CUDA else -1, producer
                 )
                 order_behind(consumer, producer)
+                if consumer != NULL:
+                    lasting = lasting_stream(consumer)
         capsule = export_capsule(
             new_export(data, place[0], place[1], dtype, shape, strides, flags, keeper), versioned
         )
         if consumer != NULL:
-            join_order(ordering_record(record), consumer)
+            join_order(ordering_record(record), consumer, lasting)
         return capsule
     finally:
+        release_stream(lasting)
         release_stream(consumer)
         release_stream(producer)
 
@@ -400,6 +405,7 @@ cdef object _export_copy(Record record, object number, bint versioned, tuple pla
     cdef Record whole
     cdef StreamHandle* producer = NULL
     cdef StreamHandle* order = NULL
+    cdef StreamHandle* lasting = NULL
     lend(record, "copied")
     try:
         whole = ordering_record(record)
@@ -416,12 +422,15 @@ cdef object _export_copy(Record record, object number, bint versioned, tuple pla
             if number in (NO_STREAM, NO_SYNC):
                 wait_for_order(order)  # the consumer has named no stream that could wait for the copy
             else:
-                join_order(whole, order)
+                lasting = lasting_stream(order)
+                join_order(whole, order, lasting)
+                lasting = (<Record>copied).swap_stream(lasting)
             capsule = _export_lent(copied, NO_SYNC, versioned, place, DL_IS_COPIED)
         finally:
             copied.close()  # the capsule has it; where there is none, it goes back here
         return capsule
     finally:
         end_loan(record)
+        release_stream(lasting)
         release_stream(order)
         release_stream(producer)

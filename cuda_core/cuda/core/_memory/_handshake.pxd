@@ -11,4 +11,5 @@ cdef object stream_number(object stream, str name)
 cdef StreamHandle* consumer_handle(object number, int device_id, StreamHandle* producer) except? NULL
 cdef int order_behind(StreamHandle* consumer, StreamHandle* producer) except -1
 cdef Record ordering_record(Record record)
-cdef int join_order(Record record, StreamHandle* consumer) except -1
+cdef StreamHandle* lasting_stream(StreamHandle* consumer) except NULL
+cdef int join_order(Record record, StreamHandle* consumer, StreamHandle* lasting) except -1

@@ -86,8 +86,35 @@ cdef Record ordering_record(Record record):
     return record
 
 
-cdef int join_order(Record record, StreamHandle* consumer) except -1:
-    """Let a consumer's stream order the free too, unless it does already under another name."""
+cdef StreamHandle* lasting_stream(StreamHandle* consumer) except NULL:
+    """Return a counted handle of what can order the free for a consumer whose stream may be destroyed before it.
+
+    No consumer says that its stream has ended, and drivers crash where a destroyed stream is used. What a blocking stream
+    has been given lies before all later work of its context's legacy stream, which is always there. A non-blocking
+    stream has nothing that could take its place; nor can one in a capture be asked which kind it is.
+    """
+    cdef cydriver.CUcontext context = NULL
+    cdef bint capturing = False
+    cdef const char* function = NULL
+    cdef unsigned int flags = 0
+    cdef cydriver.CUresult result
+    if consumer.kind != STREAM_FOREIGN:
+        return retain_stream(consumer)
+    with nogil:
+        result = stream_is_capturing(consumer, &capturing, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
+            function = b"cuStreamGetFlags"
+            result = cydriver.cuStreamGetFlags(consumer.stream, &flags)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                result = context_of_stream(consumer, &context, &function)
+    check(result, function)
+    if capturing or flags & cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING:
+        return retain_stream(consumer)
+    return new_stream_handle(<cydriver.CUstream>1, context, -1, STREAM_LEGACY)
+
+
+cdef int join_order(Record record, StreamHandle* consumer, StreamHandle* lasting) except -1:
+    """Let ``lasting`` order the free too, unless the consumer's stream does already under another name."""
     cdef StreamHandle* known
     cdef StreamHandle* one
     cdef int member
@@ -98,7 +125,7 @@ cdef int join_order(Record record, StreamHandle* consumer) except -1:
             # The address of a stream is the stream, whoever made it. The tokens mean nothing without their context.
             if one != NULL and one.stream == consumer.stream and consumer.kind == STREAM_FOREIGN:
                 return 0
-        record.stream = add_stream(known, retain_stream(consumer))
+        record.stream = add_stream(known, retain_stream(lasting))
     return 0
 
 
