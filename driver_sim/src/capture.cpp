@@ -165,6 +165,7 @@ CUresult capture_record(Stream &stream, Event &event) {
     if (stream.capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     event.captured = true;
+    event.captured_on = &stream;
     event.captured_in = stream.capture;
     event.captured_behind.clear();
     for (Node *node : stream.capture->last[&stream])
@@ -199,6 +200,8 @@ CUresult capture_wait(Stream &stream, Event &event) {
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
     stream.capture = source;
+    if (event.captured_on != &stream)
+        source->passed_on[event.captured_on].insert(event.captured_behind.begin(), event.captured_behind.end());
     auto &last = source->last[&stream];
     for (Node *node : event.captured_behind)
         if (std::find(last.begin(), last.end(), node) == last.end())
@@ -212,11 +215,17 @@ void end_capture_of(Stream &stream) {
         return;
     if (capture->origin == &stream) {
         finish(capture);
-    } else {
-        capture->last.erase(&stream);
-        capture->invalid = true;
-        stream.capture.reset();
+        return;
     }
+    // A fork may go once another stream waits for all of its work.
+    auto passed = capture->passed_on.find(&stream);
+    bool waited_for = passed != capture->passed_on.end();
+    for (Node *node : capture->last[&stream])
+        waited_for = waited_for && passed->second.count(node);
+    capture->invalid |= !waited_for;
+    capture->last.erase(&stream);
+    capture->passed_on.erase(&stream);
+    stream.capture.reset();
 }
 
 DRIVER_CALL_ON_STREAM("cuStreamBeginCapture", cuStreamBeginCapture_v2, 10010,
@@ -300,6 +309,37 @@ DRIVER_CALL_ON_STREAM("cuStreamGetCaptureInfo", cuStreamGetCaptureInfo_v3, 12030
     }
     if (numDependencies_out)
         *numDependencies_out = last.size();
+    return CUDA_SUCCESS;
+}
+
+// Partly: only the form of CUDA 12.3; data of edges is not looked at.
+DRIVER_CALL_ON_STREAM("cuStreamUpdateCaptureDependencies", cuStreamUpdateCaptureDependencies_v2, 12030,
+                      (CUstream stream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+                       size_t numDependencies, unsigned int flags),
+                      (stream, dependencies, dependencyData, numDependencies, flags)) {
+    (void)dependencyData;
+    Lock lock(driver().mutex);
+    Stream *s;
+    if (CUresult bad = resolve_stream(stream, s))
+        return bad;
+    if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES || (numDependencies && !dependencies))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!s->capture)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (CUresult bad = check_capture_whole(*s))
+        return bad;
+    std::vector<Node *> last;
+    if (flags == CU_STREAM_ADD_CAPTURE_DEPENDENCIES)
+        last = s->capture->last[s];
+    for (std::size_t i = 0; i < numDependencies; ++i) {
+        auto *node = reinterpret_cast<Node *>(dependencies[i]);
+        auto &nodes = s->capture->graph->nodes;
+        if (std::none_of(nodes.begin(), nodes.end(), [node](auto &each) { return each.get() == node; }))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (std::find(last.begin(), last.end(), node) == last.end())
+            last.push_back(node);
+    }
+    s->capture->last[s] = std::move(last);
     return CUDA_SUCCESS;
 }
 

@@ -98,6 +98,7 @@ struct Event {
     std::shared_ptr<Marker> recorded;
     std::shared_ptr<SharedEventPage> shared;
     bool captured = false;               // the last record was
+    Stream *captured_on = nullptr;       // then; only compared
     std::weak_ptr<Capture> captured_in;
     std::vector<Node *> captured_behind;
 };

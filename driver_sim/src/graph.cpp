@@ -6,8 +6,6 @@
 
 namespace sim {
 
-namespace {
-
 Graph *graph_of(CUgraph handle) {
     auto *graph = reinterpret_cast<Graph *>(handle);
     return driver().graphs.count(graph) ? graph : nullptr;
@@ -28,6 +26,32 @@ ExecutableGraph *executable_of(CUgraphExec handle) {
     return driver().executable_graphs.count(graph) ? graph : nullptr;
 }
 
+void drop(UserObject *object, unsigned count) {
+    object->references -= count;
+    if (object->references)
+        return;
+    driver().user_objects.erase(object);
+    call_on_host_thread([run = object->destroy, pointer = object->pointer] {
+        run(pointer);
+        return CUDA_SUCCESS;
+    });
+    delete object;
+}
+
+ExecutableGraph::ExecutableGraph(const Graph &graph)
+    : memory(graph.memory), borrowed(graph.borrowed), user_objects(graph.user_objects) {
+    std::map<Node *, std::size_t> position;
+    for (auto &node : graph.nodes) {
+        position[node.get()] = steps.size();
+        std::vector<std::size_t> behind;
+        for (Node *before : node->behind)
+            behind.push_back(position.at(before));
+        steps.push_back({node->type, std::move(behind), node->work, node->block});
+    }
+}
+
+namespace {
+
 CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle, unsigned long long flags) {
     Driver &d = driver();
     Lock lock(d.mutex);
@@ -45,21 +69,10 @@ CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle, unsigned long lo
         if (node->work.check)
             if (CUresult bad = node->work.check())
                 return bad;
-    auto made = std::make_unique<ExecutableGraph>();
-    std::map<Node *, std::size_t> position;
-    for (auto &node : graph->nodes) {
-        position[node.get()] = made->steps.size();
-        std::vector<std::size_t> behind;
-        for (Node *before : node->behind)
-            behind.push_back(position.at(before));
-        made->steps.push_back({node->type, std::move(behind), node->work, node->block});
-    }
-    made->memory = graph->memory;
-    made->borrowed = graph->borrowed;
+    auto made = std::make_unique<ExecutableGraph>(*graph);
     if (made->memory)
         ++made->memory->executables;
     made->flags = flags;
-    made->user_objects = graph->user_objects;
     for (auto &entry : made->user_objects)
         entry.first->references += entry.second;
     *handle = reinterpret_cast<CUgraphExec>(made.get());
@@ -81,17 +94,16 @@ CUresult launch(Lock &lock, ExecutableGraph &graph, Stream &stream) {
     }
     for (auto &step : graph.steps)
         if (auto_free && step.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && step.block->armed)
-            free_graph_memory(step.block->base);
+            free_graph_memory(lock, stream, step.block->base);
     if (graph.memory)
         if (CUresult bad = prepare_memory(*graph.memory))
             return bad;
     for (std::size_t index : order_of_steps(graph)) {
         ExecutableGraph::Step &step = graph.steps[index];
         if (step.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
-            step.block->armed = true;
-            step.block->keeps = graph.memory;
+            allocate_graph_memory(lock, stream, *step.block);
         } else if (step.type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
-            free_graph_memory(step.block->base);
+            free_graph_memory(lock, stream, step.block->base);
         } else if (step.work.run) {
             Work work = step.work;
             // The memory must last until the work has run, whatever happens to the graph meanwhile.
@@ -103,18 +115,6 @@ CUresult launch(Lock &lock, ExecutableGraph &graph, Stream &stream) {
         }
     }
     return CUDA_SUCCESS;
-}
-
-void drop(UserObject *object, unsigned count) {
-    object->references -= count;
-    if (object->references)
-        return;
-    driver().user_objects.erase(object);
-    call_on_host_thread([run = object->destroy, pointer = object->pointer] {
-        run(pointer);
-        return CUDA_SUCCESS;
-    });
-    delete object;
 }
 
 CUresult give_list(const std::vector<Node *> &list, CUgraphNode *nodes, size_t *count) {

@@ -15,6 +15,7 @@ struct GraphBlock {
     Device *device = nullptr;
     std::uint64_t id = 0;
     bool armed = false;  // allocated by a launch and not yet freed
+    int there = 0;       // the same in the order in which work runs: how many have allocated it, less who has freed it
     std::weak_ptr<struct GraphMemory> memory;   // that it is a part of
     std::shared_ptr<struct GraphMemory> keeps;  // while armed: the memory outlives graph and executable
 };
@@ -52,6 +53,7 @@ struct Graph {
 };
 
 struct ExecutableGraph {
+    explicit ExecutableGraph(const Graph &graph);
     struct Step {
         CUgraphNodeType type;
         std::vector<std::size_t> behind;
@@ -73,6 +75,7 @@ struct Capture {
     std::unique_ptr<Graph> graph;
     std::map<Stream *, std::vector<Node *>> last;  // by stream: what the next node comes behind
     std::vector<CUgraphEdgeData> edge_data;        // what was last shown of the edges; all of them are plain
+    std::map<Stream *, std::set<Node *>> passed_on;  // by stream: what was last on it when another one waited for it
     ~Capture();
 };
 
@@ -87,12 +90,18 @@ std::vector<Graph *> graphs_in_captures();
 GraphBlock *graph_block_at(Address address);
 CUresult capture_allocation(Stream &stream, std::size_t bytes, Address &address);
 CUresult capture_free(Stream &stream, Address address);
-CUresult free_graph_memory(Address address);
+CUresult free_graph_memory(Address address);                              // at once
+CUresult free_graph_memory(Lock &lock, Stream &stream, Address address);  // behind what is on the stream
+CUresult allocate_graph_memory(Lock &lock, Stream &stream, GraphBlock &block);
 CUresult prepare_memory(GraphMemory &memory);
-bool has_memory(const GraphBlock &block);
+bool has_memory(const GraphBlock &block);  // in the order in which work runs
 
 // --- graph.cpp ---
 
+Graph *graph_of(CUgraph handle);
+Graph *graph_or_capture_of(CUgraph handle);
+ExecutableGraph *executable_of(CUgraphExec handle);
+void drop(UserObject *object, unsigned count);
 void destroy_graph(Graph *graph);
 std::vector<std::size_t> order_of_steps(const ExecutableGraph &graph);
 

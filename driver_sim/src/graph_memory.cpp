@@ -55,13 +55,28 @@ GraphBlock *graph_block_at(Address address) {
     return address < block->base + block->bytes ? block : nullptr;
 }
 
-static std::shared_ptr<GraphMemory> memory_of(Capture &capture, Device &device) {
-    std::shared_ptr<GraphMemory> &memory = capture.graph->memory;
+static std::shared_ptr<GraphMemory> memory_of(Graph &graph, Device &device) {
+    std::shared_ptr<GraphMemory> &memory = graph.memory;
     if (!memory) {
         memory = std::make_shared<GraphMemory>();
         memory->device = &device;
     }
     return memory;
+}
+
+// The allocation that a graph can free at an address: its own or another graph's, once.
+static GraphBlock *block_to_free(Graph &graph, Address address) {
+    GraphBlock *block = graph_block_at(address);
+    for (auto &node : graph.nodes)
+        if (block && node->block == block && node->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+            return nullptr;
+    return block && block->base == address ? block : nullptr;
+}
+
+static void free_in(Node &node, GraphBlock &block) {
+    node.block = &block;
+    if (block.memory.lock() != node.graph->memory)
+        node.graph->borrowed.push_back(block.memory.lock());
 }
 
 CUresult capture_allocation(Stream &stream, std::size_t bytes, Address &address) {
@@ -82,7 +97,7 @@ CUresult capture_allocation(Stream &stream, std::size_t bytes, Address &address)
     block->bytes = bytes;
     block->device = stream.context->device;
     block->id = d.next_id++;
-    std::shared_ptr<GraphMemory> memory = memory_of(capture, *block->device);
+    std::shared_ptr<GraphMemory> memory = memory_of(*capture.graph, *block->device);
     d.graph_blocks[base] = block.get();
     capture_node(stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC)->block = block.get();
     block->memory = memory;
@@ -97,32 +112,63 @@ CUresult capture_free(Stream &stream, Address address) {
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (address == 0)
         return CUDA_SUCCESS;
-    memory_of(capture, *stream.context->device);  // an attempt is enough to make it a graph with memory
-    GraphBlock *block = graph_block_at(address);
-    for (auto &node : capture.graph->nodes)
-        if (block && node->block == block && node->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
-            return CUDA_ERROR_INVALID_VALUE;
-    if (!block || block->base != address)
+    memory_of(*capture.graph, *stream.context->device);  // an attempt is enough to make it a graph with memory
+    GraphBlock *block = block_to_free(*capture.graph, address);
+    if (!block)
         return CUDA_ERROR_INVALID_VALUE;
-    capture_node(stream, CU_GRAPH_NODE_TYPE_MEM_FREE)->block = block;
-    if (block->memory.lock() != capture.graph->memory)
-        capture.graph->borrowed.push_back(block->memory.lock());
+    free_in(*capture_node(stream, CU_GRAPH_NODE_TYPE_MEM_FREE), *block);
     return CUDA_SUCCESS;
 }
 
+namespace {
+
+std::shared_ptr<GraphMemory> disarm(Address address, GraphBlock *&block) {
+    block = graph_block_at(address);
+    if (!block || block->base != address || !block->armed)
+        return nullptr;
+    block->armed = false;
+    return std::move(block->keeps);
+}
+
+CUresult count_in_order(Lock &lock, Stream &stream, std::shared_ptr<GraphMemory> memory, GraphBlock &block, int change) {
+    Work work;
+    work.kind = WorkKind::PoolFree;
+    work.run = [memory = std::move(memory), &block, change] {
+        block.there += change;
+        return CUDA_SUCCESS;
+    };
+    return submit(lock, stream, std::move(work));
+}
+
+}  // namespace
+
 // Outside a graph: frees what a launch has allocated.
 CUresult free_graph_memory(Address address) {
-    GraphBlock *block = graph_block_at(address);
-    if (!block || block->base != address || !block->armed)
+    GraphBlock *block;
+    std::shared_ptr<GraphMemory> memory = disarm(address, block);
+    if (!memory)
         return CUDA_ERROR_INVALID_VALUE;
-    block->armed = false;
-    std::shared_ptr<GraphMemory> last = std::move(block->keeps);
+    --block->there;
     return CUDA_SUCCESS;
+}
+
+CUresult free_graph_memory(Lock &lock, Stream &stream, Address address) {
+    GraphBlock *block;
+    std::shared_ptr<GraphMemory> memory = disarm(address, block);
+    if (!memory)
+        return CUDA_ERROR_INVALID_VALUE;
+    return count_in_order(lock, stream, std::move(memory), *block, -1);
+}
+
+CUresult allocate_graph_memory(Lock &lock, Stream &stream, GraphBlock &block) {
+    block.armed = true;
+    block.keeps = block.memory.lock();
+    return count_in_order(lock, stream, block.keeps, block, 1);
 }
 
 bool has_memory(const GraphBlock &block) {
     std::shared_ptr<GraphMemory> memory = block.memory.lock();
-    return memory && memory->reserved;
+    return memory && memory->reserved && block.there > 0;
 }
 
 CUresult prepare_memory(GraphMemory &memory) {
@@ -155,6 +201,37 @@ CUresult prepare_memory(GraphMemory &memory) {
     memory.used = used;
     memory.reserved = reserved;
     set_high(device);
+    return CUDA_SUCCESS;
+}
+
+// Into the graph of a running capture, too: nothing on its streams comes behind the node.
+DRIVER_CALL("cuGraphAddMemFreeNode", cuGraphAddMemFreeNode, 11040,
+            (CUgraphNode * phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies,
+             CUdeviceptr dptr),
+            (phGraphNode, hGraph, dependencies, numDependencies, dptr)) {
+    Lock lock(driver().mutex);
+    Graph *graph = graph_or_capture_of(hGraph);
+    if (!graph || !phGraphNode || (numDependencies && !dependencies))
+        return CUDA_ERROR_INVALID_VALUE;
+    auto made = std::make_unique<Node>();
+    for (std::size_t i = 0; i < numDependencies; ++i) {
+        auto *before = reinterpret_cast<Node *>(dependencies[i]);
+        auto is = [before](auto &each) { return each.get() == before; };
+        if (std::none_of(graph->nodes.begin(), graph->nodes.end(), is))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (std::find(made->behind.begin(), made->behind.end(), before) != made->behind.end())
+            return CUDA_ERROR_INVALID_VALUE;
+        made->behind.push_back(before);
+    }
+    GraphBlock *block = block_to_free(*graph, dptr);
+    if (!block)
+        return CUDA_ERROR_INVALID_VALUE;
+    made->graph = graph;
+    made->type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+    memory_of(*graph, *block->device);
+    free_in(*made, *block);
+    *phGraphNode = reinterpret_cast<CUgraphNode>(made.get());
+    graph->nodes.push_back(std::move(made));
     return CUDA_SUCCESS;
 }
 

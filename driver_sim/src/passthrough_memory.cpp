@@ -358,4 +358,17 @@ WATCH(cuMemFreeAsync, CUdeviceptr dptr, CUstream stream) {
     return result;
 }
 
+WATCH(cuGraphAddMemFreeNode, CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+      size_t numDependencies, CUdeviceptr dptr) {
+    CUresult result = real(phGraphNode, hGraph, dependencies, numDependencies, dptr);
+    if (result == CUDA_SUCCESS) {
+        WatchedObjects &w = watched();
+        Lock lock(w.mutex);
+        auto capture = w.captures.find(hGraph);
+        if (capture != w.captures.end())
+            capture->second.left.erase(dptr);
+    }
+    return result;
+}
+
 }  // namespace sim

@@ -429,7 +429,7 @@ DRIVER_CALL_ON_STREAM_NEEDING(Needs::Nothing, "cuMemFreeAsync", cuMemFreeAsync, 
     if (dptr == 0)
         return CUDA_SUCCESS;
     if (graph_block_at(dptr))
-        return free_graph_memory(dptr);
+        return free_graph_memory(lock, *s, dptr);
     if (Pool *pool = pool_at(dptr))
         return pool_free(lock, *pool, *s, dptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     return free_plain_in_order(lock, *s, dptr);
