@@ -78,7 +78,6 @@ def test_a_device_says_which_peers_it_reaches(devices):
     "name",
     [
         "create_context",
-        "create_graph_builder",
         "create_mipmapped_array",
         "create_opaque_array",
         "create_surface_object",

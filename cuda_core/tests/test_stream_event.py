@@ -313,7 +313,7 @@ def test_a_closed_event_says_nothing_but_that(device):
     assert event.is_closed
 
 
-@pytest.mark.parametrize("name", ["resources", "create_graph_builder"])
+@pytest.mark.parametrize("name", ["resources"])
 def test_what_a_stream_lacks_in_this_build_says_so(stream, name):
     with pytest.raises(AttributeError, match=f"Stream.{name} is not in this build"):
         getattr(stream, name)
