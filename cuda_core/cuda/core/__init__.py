@@ -5,7 +5,7 @@ This build has the memory layer of ``cuda.core`` and what it needs: devices, con
 needs no driver; the first call that does raises a clear error where there is none.
 """
 
-from cuda.core import utils
+from cuda.core import graph, utils
 from cuda.core._context import Context
 from cuda.core._device import Device
 from cuda.core._errors import CUDAError, CUDAWarning, OwnershipError
@@ -18,6 +18,7 @@ from cuda.core._memory import (
     CloseResult,
     DeviceMemoryResource,
     DeviceMemoryResourceOptions,
+    GraphMemoryResource,
     LegacyPinnedMemoryResource,
     ManagedBuffer,
     ManagedMemoryResource,
@@ -48,6 +49,7 @@ __all__ = [
     "DeviceMemoryResourceOptions",
     "Event",
     "EventOptions",
+    "GraphMemoryResource",
     "Host",
     "LegacyPinnedMemoryResource",
     "ManagedBuffer",
@@ -64,6 +66,7 @@ __all__ = [
     "VirtualMemoryResource",
     "VirtualMemoryResourceOptions",
     "__version__",
+    "graph",
     "utils",
 ]
 
@@ -72,7 +75,6 @@ _ABSENT = frozenset(
     {
         "ContextOptions",
         "DeviceResources",
-        "GraphMemoryResource",
         "GraphicsResource",
         "Kernel",
         "LaunchConfig",
@@ -88,7 +90,6 @@ _ABSENT = frozenset(
         "WorkqueueResource",
         "WorkqueueResourceOptions",
         "checkpoint",
-        "graph",
         "launch",
         "system",
         "texture",

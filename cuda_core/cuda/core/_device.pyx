@@ -30,7 +30,6 @@ _tls = threading.local()
 _ABSENT = frozenset(
     {
         "create_context",
-        "create_graph_builder",
         "create_mipmapped_array",
         "create_opaque_array",
         "create_surface_object",
@@ -283,6 +282,20 @@ class Device:
         """
         cdef cydriver.CUcontext context = _context_of(self)
         return create_event(context, self._device_id, options)
+
+    def create_graph_builder(self):
+        """Make a graph builder with a stream of its own, which goes with the builder.
+
+        Returns
+        -------
+        GraphBuilder
+
+        Raises
+        ------
+        CUDAError
+            If no context of this device is current, or the driver refuses.
+        """
+        return _stream.graph_builder_factory(self.create_stream(), True)
 
     @property
     def memory_resource(self):

@@ -13,6 +13,10 @@ cdef class Stream:
     cdef StreamHandle* _hold(self) except NULL
     cdef cydriver.CUcontext _context_handle(self) except NULL
 
+# What stands for a stream that it carries, such as the graph builder of a module above.
+cdef class StreamCarrier:
+    cdef Stream carried(self)
+
 cdef tuple streams_of(StreamHandle* handle)
 cdef Stream stream_for_python(StreamHandle* handle)
 cdef Stream wrap_stream(StreamHandle* handle)

@@ -35,8 +35,9 @@ from cuda.bindings import driver
 
 __all__ = ["LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM", "Stream", "StreamOptions"]
 
-# Set by the device module when it is imported; modules below it cannot import it.
+# Set by the device and the graph module when they are imported; modules below them cannot import them.
 device_factory = None
+graph_builder_factory = None
 
 
 # --- from handles to streams and back -----------------------------------------------------------------------------
@@ -464,6 +465,22 @@ cdef class Stream:
         """The device of the stream's context."""
         return device_factory(device_of_context(self._context_handle()))
 
+    def create_graph_builder(self):
+        """Make a builder that captures what is put into this stream while it is building.
+
+        Returns
+        -------
+        GraphBuilder
+            A new builder. It does not own the stream.
+
+        Raises
+        ------
+        RuntimeError
+            If the stream is closed.
+        """
+        self._ensure_open()
+        return graph_builder_factory(self, False)
+
     def __eq__(self, other):
         if not isinstance(other, Stream):
             return NotImplemented
@@ -481,9 +498,16 @@ cdef class Stream:
         return f"<Stream handle={self._key:#x}{context}>"
 
     def __getattr__(self, name):
-        if name in ("create_graph_builder", "resources"):
+        if name == "resources":
             raise AttributeError(f"Stream.{name} is not in this build, which has the memory layer of cuda-core")
         raise AttributeError(f"'Stream' object has no attribute {name!r}")
+
+
+cdef class StreamCarrier:
+    """Base of what is accepted wherever a stream is."""
+
+    cdef Stream carried(self):
+        raise NotImplementedError
 
 
 cdef object _address(object handle):
@@ -517,7 +541,7 @@ cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=False):
 
     Parameters
     ----------
-    arg : Stream or object with ``__cuda_stream__``
+    arg : Stream, GraphBuilder or object with ``__cuda_stream__``
         What the caller was given as a stream.
     allow_stream_protocol : bool
         Whether objects that are not a ``Stream`` may speak for themselves through ``__cuda_stream__``.
@@ -532,6 +556,10 @@ cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=False):
     cdef Stream stream
     if isinstance(arg, Stream):
         stream = arg
+        stream._ensure_open()
+        return stream
+    if isinstance(arg, StreamCarrier):
+        stream = (<StreamCarrier>arg).carried()
         stream._ensure_open()
         return stream
     if arg is None:

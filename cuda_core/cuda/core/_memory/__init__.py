@@ -4,6 +4,7 @@
 from cuda.core._memory._array_view import ArrayView
 from cuda.core._memory._buffer import Buffer
 from cuda.core._memory._device_memory_resource import DeviceMemoryResource, DeviceMemoryResourceOptions
+from cuda.core._memory._graph_memory_resource import GraphMemoryResource
 from cuda.core._memory._legacy import LegacyPinnedMemoryResource
 from cuda.core._memory._managed_buffer import ManagedBuffer
 from cuda.core._memory._managed_memory_resource import ManagedMemoryResource, ManagedMemoryResourceOptions
@@ -22,6 +23,7 @@ __all__ = [
     "CloseResult",
     "DeviceMemoryResource",
     "DeviceMemoryResourceOptions",
+    "GraphMemoryResource",
     "LegacyPinnedMemoryResource",
     "ManagedBuffer",
     "ManagedMemoryResource",

@@ -11,10 +11,12 @@ import threading
 
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cuda.bindings cimport cydriver
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
 from cuda.core._driver cimport check
 from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._graph_place cimport GraphPlace
 from cuda.core._memory._interrupts cimport raise_on_main_thread
 from cuda.core._memory._loans cimport Loan, new_loan
 from cuda.core._stream_handle cimport StreamHandle
@@ -147,8 +149,23 @@ cdef int _ensure_thread() except -1:
     return 0
 
 
+cdef bint _is_of_capture(Record record, uint64_t capture) noexcept:
+    """Whether memory is allocated by the graph of a capture, seen through a view or not. The graph has it anyway."""
+    cdef object owner = record.owner
+    while True:
+        if type(owner) is Loan:
+            owner = (<Loan>owner).record
+        elif isinstance(owner, Record):
+            owner = (<Record>owner).owner
+        else:
+            break
+    return isinstance(owner, GraphPlace) and (<GraphPlace>owner).of.graph.id == capture
+
+
 cdef int take_back(GraphLoan* loan) except -1:
     cdef cydriver.CUresult result
+    if loan.object == NULL:  # the graph's own memory only
+        return 0
     with nogil:
         # Refused, the graph keeps the loan until it goes.
         result = cydriver.cuGraphReleaseUserObject(loan.graph, loan.object, 1)
@@ -176,7 +193,7 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
     Returns
     -------
     bool
-        Whether the stream is being captured. If not, nothing was lent.
+        Whether the stream is being captured. If not, nothing was lent; nor was what this very graph allocates.
 
     Raises
     ------
@@ -188,6 +205,9 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     cdef cydriver.CUresult result
     cdef Lent* lent
+    cdef cydriver.cuuint64_t capture = 0
+    cdef bint own_one, own_other
+    loan.object = NULL
     with nogil:
         result = cydriver.cuStreamIsCapturing(order.stream, &status)
     # The legacy stream refuses to be asked while a stream is captured that it would wait for. So would the operation;
@@ -196,15 +216,21 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
     if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
         return False
     with nogil:
-        result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, NULL, &loan.graph, NULL, NULL, NULL)
+        result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, &capture, &loan.graph, NULL, NULL, NULL)
     check(result, b"cuStreamGetCaptureInfo")
+    # A loan of the graph on its own memory would keep a close from making the node that frees it.
+    own_one = _is_of_capture(one, capture)
+    own_other = other is None or other is one or _is_of_capture(other, capture)
+    if own_one and own_other:
+        return True
     _ensure_thread()
     lent = <Lent*>calloc(1, sizeof(Lent))
     if lent == NULL:
         raise MemoryError("no memory for the loan of a graph")
     try:
-        lent.one = _open_loan(one)
-        if other is not None and other is not one:
+        if not own_one:
+            lent.one = _open_loan(one)
+        if not own_other:
             lent.other = _open_loan(other)
         with nogil:
             result = cydriver.cuUserObjectCreate(

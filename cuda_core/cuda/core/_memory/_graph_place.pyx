@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a graph whose memory somebody here has, or that is built here; and which allocation a buffer is.
+
+It is counted, and outlives the driver's graph: a buffer may be closed after it.
+"""
+
+from weakref import WeakValueDictionary
+
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free, realloc
+
+from cuda.core._memory._allocation cimport Keeper
+from cuda.core._memory._fork cimport fork_generation
+from cuda.core._stream_handle cimport release_stream
+
+cdef extern from *:
+    long __atomic_add_fetch(long*, long, int) noexcept nogil
+    void __atomic_store_n(int*, int, int) noexcept nogil
+    enum:
+        __ATOMIC_ACQ_REL
+        __ATOMIC_RELEASE
+
+# By the number of the capture.
+cdef object _known = WeakValueDictionary()
+
+
+cdef void let_go_of(Gone* gone) noexcept nogil:
+    if gone != NULL and __atomic_add_fetch(&gone.count, -1, __ATOMIC_ACQ_REL) == 0:
+        free(gone)
+
+
+cdef void graph_is_gone(void* data) noexcept nogil:
+    """The destructor of a user object, called by the driver on a thread on which it may not be called."""
+    cdef Gone* gone = <Gone*>data
+    __atomic_store_n(&gone.gone, 1, __ATOMIC_RELEASE)
+    let_go_of(gone)
+
+
+cdef CapturedGraph* retain_graph(CapturedGraph* graph) noexcept nogil:
+    __atomic_add_fetch(&graph.count, 1, __ATOMIC_ACQ_REL)
+    return graph
+
+
+cdef void release_graph(CapturedGraph* graph) noexcept nogil:
+    cdef GraphAllocation* allocation
+    if graph == NULL or __atomic_add_fetch(&graph.count, -1, __ATOMIC_ACQ_REL) != 0:
+        return
+    while graph.allocations != NULL:
+        allocation = graph.allocations
+        graph.allocations = allocation.next
+        free(allocation)
+    if graph.generation == fork_generation():  # in a child the stream is the parent's
+        release_stream(graph.launched_on)
+    let_go_of(graph.gone)
+    pthread_mutex_destroy(&graph.mutex)
+    free(graph.continued)
+    free(graph)
+
+
+cdef class GraphReference:
+    """What Python objects hold of a graph: one count of what is known of it."""
+
+    def __dealloc__(self):
+        cdef CapturedGraph* graph = self.graph
+        self.graph = NULL
+        with nogil:
+            release_graph(graph)
+
+
+cdef class GraphPlace(Keeper):
+    """What a buffer holds in the place of an owner: which allocation of which graph it is."""
+
+
+cdef GraphReference reference_of_capture(uint64_t id):
+    """Return what is known of the graph of a capture, from now on if nothing was."""
+    cdef GraphReference self = _known.get(id)
+    cdef CapturedGraph* graph
+    if self is not None:
+        return self
+    graph = <CapturedGraph*>calloc(1, sizeof(CapturedGraph))
+    if graph == NULL:
+        raise MemoryError("no memory for a graph")
+    graph.count = 1
+    graph.id = id
+    graph.generation = fork_generation()
+    pthread_mutex_init(&graph.mutex, NULL)
+    self = GraphReference.__new__(GraphReference)
+    self.graph = graph
+    return _known.setdefault(id, self)  # another thread may have come first
+
+
+cdef int continue_on(CapturedGraph* graph, cydriver.CUstream stream) except -1:
+    """Note a stream on which work may follow after a free node: what comes later will join the capture."""
+    cdef cydriver.CUstream* longer
+    cdef bint enough = False
+    with nogil:
+        pthread_mutex_lock(&graph.mutex)
+        longer = <cydriver.CUstream*>realloc(
+            graph.continued, (graph.continued_count + 1) * sizeof(cydriver.CUstream)
+        )
+        if longer != NULL:
+            enough = True
+            graph.continued = longer
+            longer[graph.continued_count] = stream
+            graph.continued_count += 1
+        pthread_mutex_unlock(&graph.mutex)
+    if not enough:
+        raise MemoryError("no memory for the streams of a graph")
+    return 0
+
+
+cdef void stop_on(CapturedGraph* graph, cydriver.CUstream stream) noexcept nogil:
+    """Note that another stream goes on from what is on this one."""
+    cdef int index
+    pthread_mutex_lock(&graph.mutex)
+    for index in range(graph.continued_count):
+        if graph.continued[index] == stream:
+            graph.continued_count -= 1
+            graph.continued[index] = graph.continued[graph.continued_count]
+            break
+    pthread_mutex_unlock(&graph.mutex)
+
+
+cdef bint continues(CapturedGraph* graph, cydriver.CUstream stream) noexcept nogil:
+    cdef int index
+    cdef bint found = False
+    pthread_mutex_lock(&graph.mutex)
+    for index in range(graph.continued_count):
+        found = found or graph.continued[index] == stream
+    pthread_mutex_unlock(&graph.mutex)
+    return found
+
+
+cdef void part_ends(CapturedGraph* graph) noexcept nogil:
+    """Count a part less; with the last one the graph is gone. Called with the mutex."""
+    graph.parts -= 1
+    if graph.parts == 0:
+        graph.ended = True

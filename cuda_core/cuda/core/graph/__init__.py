@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs by capture: what is put into streams becomes a graph, which is launched as a whole, again and again."""
+
+from cuda.core.graph._graph import Graph
+from cuda.core.graph._graph_builder import GraphBuilder
+from cuda.core.graph._graph_options import GraphCompleteOptions, GraphDebugPrintOptions
+
+__all__ = ["Graph", "GraphBuilder", "GraphCompleteOptions", "GraphDebugPrintOptions"]
+
+# Names of cuda-core 1.2.2 that belong to graphs built node by node.
+_ABSENT = frozenset(
+    {
+        "AllocNode",
+        "ChildGraphNode",
+        "ConditionalNode",
+        "EmptyNode",
+        "EventRecordNode",
+        "EventWaitNode",
+        "ExecutableChildGraphNode",
+        "ExecutableEventRecordNode",
+        "ExecutableEventWaitNode",
+        "ExecutableGraphNode",
+        "ExecutableHostCallbackNode",
+        "ExecutableKernelNode",
+        "ExecutableMemcpyNode",
+        "ExecutableMemsetNode",
+        "FreeNode",
+        "GraphCondition",
+        "GraphDefinition",
+        "GraphNode",
+        "HostCallbackNode",
+        "IfElseNode",
+        "IfNode",
+        "KernelNode",
+        "MemcpyNode",
+        "MemsetNode",
+        "SwitchNode",
+        "WhileNode",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in _ABSENT:
+        raise AttributeError(
+            f"cuda.core.graph.{name} is not in this build: its graphs are made by capture only"
+        )
+    raise AttributeError(f"module 'cuda.core.graph' has no attribute {name!r}")

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Beginning and ending the capture of a stream, and asking how it goes."""
+
+from cuda.bindings cimport cydriver
+
+from cuda.core._driver cimport check, ensure_driver, error_for, is_hopeless
+from cuda.core._memory._graph_place cimport (
+    CapturedGraph,
+    GraphReference,
+    continue_on,
+    part_ends,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+    reference_of_capture,
+)
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, enter_stream, leave_stream, stream_as_seen_here
+
+
+cdef GraphReference begin_capture(StreamHandle* order, int mode):
+    """Begin a capture.
+
+    Raises
+    ------
+    CUDAError
+        If the stream is never captured, or the driver refuses. Nothing is being captured then.
+    """
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.CUgraph unused = NULL
+    cdef cydriver.CUresult result
+    cdef cydriver.cuuint64_t id = 0
+    cdef const char* function = NULL
+    cdef GraphReference reference
+    cdef bint pushed = False, begun = False
+    if order.kind == STREAM_LEGACY:
+        # The driver would refuse it too, and break the captures that the legacy stream waits for.
+        error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"GraphBuilder")
+        error.args = (f"{error.args[0]}: the legacy default stream is never captured",)
+        raise error
+    ensure_driver()
+    with nogil:
+        result = enter_stream(order, &pushed, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuStreamBeginCapture"
+            result = cydriver.cuStreamBeginCapture(order.stream, <cydriver.CUstreamCaptureMode>mode)
+            begun = result == cydriver.CUresult.CUDA_SUCCESS
+        if begun:
+            function = b"cuStreamGetCaptureInfo"
+            result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, &id, NULL, NULL, NULL, NULL)
+    try:
+        check(result, function)
+        reference = reference_of_capture(id)
+        continue_on(reference.graph, order.stream)
+    except BaseException:
+        if begun:
+            with nogil:
+                if cydriver.cuStreamEndCapture(order.stream, &unused) == cydriver.CUresult.CUDA_SUCCESS:
+                    cydriver.cuGraphDestroy(unused)
+        raise
+    finally:
+        leave_stream(pushed)
+    reference.graph.parts = 1
+    return reference
+
+
+cdef int end_capture(StreamHandle* order, CapturedGraph* graph, cydriver.CUgraph* captured, bint* over) except -1:
+    """End a capture.
+
+    Raises
+    ------
+    CUDAError
+        If the driver refuses.
+    """
+    cdef cydriver.CUresult result
+    cdef const char* function = NULL
+    cdef bint pushed = False
+    with nogil:
+        result = enter_stream(order, &pushed, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuStreamEndCapture"
+            result = cydriver.cuStreamEndCapture(order.stream, captured)
+            leave_stream(pushed)
+    over[0] = result == cydriver.CUresult.CUDA_SUCCESS
+    if not over[0]:
+        captured[0] = NULL
+        over[0] = is_hopeless(result) or _is_over(order)
+        if over[0]:
+            with nogil:
+                pthread_mutex_lock(&graph.mutex)
+                part_ends(graph)
+                pthread_mutex_unlock(&graph.mutex)
+    check(result, function)
+    return 0
+
+
+cdef cydriver.CUstreamCaptureStatus capture_status(StreamHandle* order) except *:
+    """Ask whether a stream is being captured, and whether that capture is whole."""
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result
+    cdef bint pushed = False
+    with nogil:
+        result = enter_stream(order, &pushed, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuStreamIsCapturing"
+            result = cydriver.cuStreamIsCapturing(stream_as_seen_here(order), &status)
+            leave_stream(pushed)
+    check(result, function)
+    return status
+
+
+cdef bint _is_over(StreamHandle* order) except -1:
+    """Whether a capture is over, after an end that was refused. Not known is no."""
+    try:
+        return capture_status(order) == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    except Exception:
+        return False

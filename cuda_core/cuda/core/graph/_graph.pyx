@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Graph``: what is launched. It owns the driver's executable graph, and the memory that its launches leave."""
+
+from cuda.bindings cimport cydriver
+from libc.string cimport memset
+
+from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
+from cuda.core._memory._fork cimport fork_generation
+from cuda.core._memory._graph_memory cimport free_left, look_at_all
+from cuda.core._memory._graph_place cimport (
+    PLACE_FREED,
+    CapturedGraph,
+    GraphAllocation,
+    part_ends,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
+from cuda.core._memory._release cimport report
+from cuda.core._stream cimport Stream_accept, StreamCarrier, bind_stream
+from cuda.core._stream_handle cimport (
+    StreamHandle,
+    enter_stream,
+    leave_stream,
+    release_stream,
+    retain_stream,
+    stream_as_seen_here,
+    stream_is_capturing,
+)
+
+from cuda.bindings import driver
+
+__all__ = ["Graph"]
+
+cdef list _refused = []
+
+
+# --- the driver's calls -------------------------------------------------------------------------------------------
+
+
+cdef cydriver.CUresult _launch(
+    CapturedGraph* graph, cydriver.CUgraphExec* executable, StreamHandle* order, const char** function
+) noexcept nogil:
+    """Launch, and free behind the launch what no buffer owns any more. With the mutex."""
+    cdef GraphAllocation* allocation
+    cdef const char* unimportant = NULL
+    cdef bint pushed = False
+    # What an earlier launch has left would make this one fail.
+    cdef cydriver.CUresult result = free_left(graph, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = enter_stream(order, &pushed, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuGraphLaunch"
+        result = cydriver.cuGraphLaunch(executable[0], stream_as_seen_here(order))
+        leave_stream(pushed)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    allocation = graph.allocations
+    while allocation != NULL:
+        allocation.armed = allocation.place != PLACE_FREED
+        allocation = allocation.next
+    release_stream(graph.launched_on)
+    graph.launched_on = retain_stream(order)
+    free_left(graph, &unimportant)  # what is refused is tried again before the next launch, and at the end
+    return result
+
+
+cdef cydriver.CUresult _destroy(
+    CapturedGraph* graph, cydriver.CUgraphExec* executable, const char** function
+) noexcept nogil:
+    """Free what launches have left to nobody, and destroy the executable. With the mutex."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUresult result = look_at_all(graph, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = free_left(graph, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuThreadExchangeStreamCaptureMode"
+        result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuGraphExecDestroy"
+        result = cydriver.cuGraphExecDestroy(executable[0])
+        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result == cydriver.CUresult.CUDA_SUCCESS or is_hopeless(result):
+        executable[0] = NULL
+        part_ends(graph)
+    return result
+
+
+cdef int refuse_capturing(StreamHandle* order, str what) except -1:
+    """Refuse a stream that is being captured, before the driver does, which would break the capture."""
+    cdef bint capturing = False
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result
+    with nogil:
+        result = stream_is_capturing(order, &capturing, &function)
+    check(result, function)
+    if capturing:
+        error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"cuStreamIsCapturing")
+        error.args = (f"{error.args[0]}: a graph cannot be {what} on a stream that is being captured",)
+        raise error
+    return 0
+
+
+# --- making one ---------------------------------------------------------------------------------------------------
+
+
+_REASONS = {
+    2: "the structure of the graph is wrong",
+    3: "the graph cannot be launched from the device",
+    4: "its nodes belong to several contexts",
+    5: "a conditional handle is not used",
+}
+
+
+cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandle* upload):
+    """Make an executable graph of what a source has captured.
+
+    Raises
+    ------
+    CUDAError
+        If the driver refuses.
+    """
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUDA_GRAPH_INSTANTIATE_PARAMS parameters
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
+    cdef Graph self = Graph.__new__(Graph)
+    cdef CapturedGraph* graph = source._of.graph
+    cdef bint pushed = False, closed
+    self._of = source._of
+    memset(&parameters, 0, sizeof(parameters))
+    parameters.flags = flags
+    try_refused()
+    with nogil:
+        pthread_mutex_lock(&graph.mutex)
+        closed = source._captured == NULL
+        if not closed:
+            if upload != NULL:
+                result = enter_stream(upload, &pushed, &function)
+                parameters.hUploadStream = stream_as_seen_here(upload)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                function = b"cuGraphInstantiateWithParams"
+                result = cydriver.cuGraphInstantiateWithParams(&self._executable, source._captured, &parameters)
+                cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                graph.parts += 1
+            else:
+                self._executable = NULL
+            leave_stream(pushed)
+        pthread_mutex_unlock(&graph.mutex)
+    if closed:
+        raise RuntimeError("GraphBuilder has been closed")
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        error = error_for(result, function)
+        reason = _REASONS.get(<int>parameters.result_out)
+        if reason is not None:
+            error.args = (f"{error.args[0]}: {reason}",)
+        elif result == cydriver.CUresult.CUDA_ERROR_NOT_SUPPORTED and graph.allocations != NULL:
+            error.args = (
+                f"{error.args[0]}: a graph that allocates memory can have one executable at a time; close the Graph "
+                "that was made before",
+            )
+        raise error
+    return self
+
+
+cdef int keep_refused(object dropped) except -1:
+    """Keep a graph or a builder that is gone in the program, and that the driver would not destroy."""
+    _refused.append(dropped)
+    return 0
+
+
+cdef int try_refused() except -1:
+    """Destroy what could not be destroyed before."""
+    global _refused
+    if not _refused:
+        return 0
+    earlier, _refused = _refused, []
+    for dropped in earlier:
+        try:
+            dropped.close()
+        except Exception:  # told of when it was refused first
+            _refused.append(dropped)
+    return 0
+
+
+cdef class GraphSource(StreamCarrier):
+    """Base of what a graph can be made of."""
+
+    cdef int ensure_captured(self) except -1:
+        raise NotImplementedError
+
+
+# --- the Python object --------------------------------------------------------------------------------------------
+
+
+cdef void _lock_both(CapturedGraph* one, CapturedGraph* other) noexcept nogil:
+    """Lock two graphs, always in the same order."""
+    pthread_mutex_lock(&(one if one <= other else other).mutex)
+    if one != other:
+        pthread_mutex_lock(&(other if one <= other else one).mutex)
+
+
+cdef void _unlock_both(CapturedGraph* one, CapturedGraph* other) noexcept nogil:
+    pthread_mutex_unlock(&one.mutex)
+    if one != other:
+        pthread_mutex_unlock(&other.mutex)
+
+
+cdef str _update_result(int number):
+    try:
+        return driver.CUgraphExecUpdateResult(number).name
+    except ValueError:
+        return f"CUgraphExecUpdateResult {number}"
+
+
+cdef class Graph:
+    """A graph that can be launched. Get one from :meth:`GraphBuilder.complete`.
+
+    It keeps what the captured operations use: their buffers' memory goes back when the graph builder and the graph are
+    closed or gone, in any order.
+
+    Notes
+    -----
+    Methods may be called from any thread; launches, updates and the close of one graph are made one after the other.
+
+    Examples
+    --------
+    >>> with_zeros = builder.end_building().complete()  # doctest: +SKIP
+    >>> with_zeros.launch(stream)
+    >>> with_zeros.close()
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise RuntimeError("directly constructing a Graph instance is not supported; use GraphBuilder.complete()")
+
+    cdef CapturedGraph* _open(self) except NULL:
+        if self._executable == NULL:
+            raise RuntimeError("Graph has been closed")
+        if self._of.graph.generation != fork_generation():
+            raise RuntimeError("the Graph was made before this process was forked, and is lost in it")
+        return self._of.graph
+
+    def close(self):
+        """Destroy the graph. Closing twice is harmless. Launches in flight go on to their end.
+
+        Memory that launches have allocated stays for the buffers that own it; what no buffer owns is freed behind the
+        last launch.
+
+        Raises
+        ------
+        CUDAError
+            If the driver refuses. The graph stays open then and can be closed again, unless its context is gone.
+        """
+        cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+        cdef const char* function = NULL
+        cdef CapturedGraph* graph
+        if self._executable == NULL:
+            return
+        graph = self._of.graph
+        if graph.generation != fork_generation():  # the parent's; its mutex may be held for ever here
+            self._executable = NULL
+            return
+        with nogil:
+            pthread_mutex_lock(&graph.mutex)
+            if self._executable != NULL:
+                result = _destroy(graph, &self._executable, &function)
+            pthread_mutex_unlock(&graph.mutex)
+        check(result, function)
+
+    def __del__(self):
+        if self._executable == NULL or is_finalizing():
+            return
+        try:
+            self.close()
+        except BaseException as error:
+            text = f"{self!r} was dropped and could not be destroyed: {type(error).__name__}: {error}."
+            if self._executable != NULL:
+                keep_refused(self)
+                text += " It is tried again with the next graph that is begun or completed."
+            report(text)
+
+    @property
+    def is_closed(self):
+        """bool: whether the graph was closed."""
+        return self._executable == NULL
+
+    @property
+    def handle(self):
+        """The ``CUgraphExec`` as a ``cuda.bindings.driver`` object; a null one once the graph is closed."""
+        return driver.CUgraphExec(<size_t>self._executable)
+
+    def launch(self, stream):
+        """Put the graph into a stream: its nodes run behind what is there, and before what comes later.
+
+        Parameters
+        ----------
+        stream : Stream
+            Where to launch. It must not be being captured.
+
+        Raises
+        ------
+        TypeError
+            If ``stream`` is None or no stream.
+        RuntimeError
+            If the graph or the stream is closed.
+        CUDAError
+            If the stream is being captured, which goes on; or if the driver refuses. It does so while memory that an
+            earlier launch has allocated is still owned by an open buffer, unless the graph was completed with
+            ``auto_free_on_launch``.
+
+        Notes
+        -----
+        The call waits for nothing. Memory that the graph allocates, that no node of it frees and that no buffer owns
+        any more is freed behind the launch.
+        """
+        cdef CapturedGraph* graph
+        cdef StreamHandle* order
+        cdef const char* function = NULL
+        cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+        cdef bint closed
+        self._open()
+        order = bind_stream(Stream_accept(stream))
+        graph = self._of.graph
+        try:
+            refuse_capturing(order, "launched")
+            with nogil:
+                pthread_mutex_lock(&graph.mutex)
+                closed = self._executable == NULL
+                if not closed:
+                    result = _launch(graph, &self._executable, order, &function)
+                pthread_mutex_unlock(&graph.mutex)
+        finally:
+            release_stream(order)
+        if closed:
+            raise RuntimeError("Graph has been closed")
+        if result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE and graph.allocations != NULL:
+            error = error_for(result, function)
+            error.args = (
+                f"{error.args[0]}: a graph is refused while memory that it allocates is still there from an earlier "
+                "launch. Close the buffers before, or complete the graph with auto_free_on_launch",
+            )
+            raise error
+        check(result, function)
+
+    def upload(self, stream):
+        """Prepare the graph on the device, in the order of a stream, so that the first launch need not.
+
+        Parameters
+        ----------
+        stream : Stream
+            Where to upload. It must not be being captured.
+
+        Raises
+        ------
+        TypeError
+            If ``stream`` is None or no stream.
+        RuntimeError
+            If the graph or the stream is closed.
+        CUDAError
+            If the stream is being captured, which goes on; or if the driver refuses.
+        """
+        cdef CapturedGraph* graph
+        cdef StreamHandle* order
+        cdef const char* function = NULL
+        cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+        cdef bint pushed = False, closed
+        self._open()
+        order = bind_stream(Stream_accept(stream))
+        graph = self._of.graph
+        try:
+            refuse_capturing(order, "uploaded")
+            with nogil:
+                pthread_mutex_lock(&graph.mutex)
+                closed = self._executable == NULL
+                if not closed:
+                    result = enter_stream(order, &pushed, &function)
+                    if result == cydriver.CUresult.CUDA_SUCCESS:
+                        function = b"cuGraphUpload"
+                        result = cydriver.cuGraphUpload(self._executable, stream_as_seen_here(order))
+                        leave_stream(pushed)
+                pthread_mutex_unlock(&graph.mutex)
+        finally:
+            release_stream(order)
+        if closed:
+            raise RuntimeError("Graph has been closed")
+        check(result, function)
+
+    def update(self, source):
+        """Give the nodes the parameters of another capture of the same shape, for later launches.
+
+        The memory that the other capture uses is kept from now on; that of the earlier one goes back as soon as no
+        graph and no launch in flight needs it.
+
+        Parameters
+        ----------
+        source : GraphBuilder
+            A builder that has finished building.
+
+        Raises
+        ------
+        TypeError
+            If ``source`` is no builder.
+        RuntimeError
+            If the graph is closed, or the builder is closed or has not finished.
+        CUDAError
+            If the driver refuses; the text names what has changed. The graph is as it was.
+        """
+        cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        cdef cydriver.CUgraphExecUpdateResultInfo info
+        cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+        cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
+        cdef CapturedGraph* graph
+        cdef CapturedGraph* other
+        cdef GraphSource captured
+        cdef bint closed, source_closed
+        if not isinstance(source, GraphSource):
+            raise TypeError(f"source must be a GraphBuilder, got {type(source).__name__}: {source!r}")
+        graph = self._open()
+        captured = source
+        captured.ensure_captured()
+        other = captured._of.graph
+        memset(&info, 0, sizeof(info))
+        with nogil:
+            _lock_both(graph, other)
+            closed = self._executable == NULL
+            source_closed = captured._captured == NULL
+            if not closed and not source_closed:
+                result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    function = b"cuGraphExecUpdate"
+                    result = cydriver.cuGraphExecUpdate(self._executable, captured._captured, &info)
+                    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+            _unlock_both(graph, other)
+        if closed:
+            raise RuntimeError("Graph has been closed")
+        if source_closed:
+            raise RuntimeError("GraphBuilder has been closed")
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            error = error_for(result, function)
+            if info.result:
+                error.args = (f"{error.args[0]}: {_update_result(info.result)}",)
+            raise error
+
+    def __repr__(self):
+        return f"<Graph handle={<size_t>self._executable:#x}{'' if self._executable != NULL else ' closed'}>"
