@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.watched, pytest.mark.provokes_refusals, pytest.mark.us
 
 ONCE_AND_FOR_GOOD = pytest.mark.parametrize("sticky", [False, True], ids=["once", "for good"])
 EXCHANGE = "cuThreadExchangeStreamCaptureMode"
-# What undoes a step that has had its effect. Where one of these is refused, something is left that nobody can give back.
+# What undoes a step that has had its effect. Where one of these is refused, something is left for good.
 UNDOING = {"cuCtxPopCurrent", "cuEventDestroy", "cuStreamDestroy"}
 
 
