@@ -124,6 +124,15 @@ def simulated():
     return sim is not None and sim.is_active() and sim.real_path() is None
 
 
+def watching_driver():
+    """Return the module that counts the driver's calls, None where nothing does; also in a child, which did not load it."""
+    try:
+        import cuda_driver_sim
+    except ImportError:
+        return None
+    return cuda_driver_sim if cuda_driver_sim.is_active() else None
+
+
 def _past_the_watcher():
     """The real driver itself: to ask it what it may well refuse, without that being counted as refused."""
     sim = sys.modules.get("cuda_driver_sim")

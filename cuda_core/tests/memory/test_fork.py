@@ -11,15 +11,15 @@ FORK = """
 import gc, os, sys, time, traceback, warnings
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", category=DeprecationWarning)
-from support import GRANULE, blocked, check, driver, free_memory, still_allocated
+from support import GRANULE, blocked, check, driver, free_memory, still_allocated, watching_driver
 from buffer_kinds import SOURCES
 from cuda.core import Allocation, Buffer, CloseResult, Device, Ownership, OwnershipError
 from cuda.core._memory import _counters
 from cuda.core._memory._queue import drain
-sim = sys.modules.get("cuda_driver_sim")
 
 device = Device(0)
 device.set_current()
+sim = watching_driver()
 stream = device.create_stream()
 sources = {kind: SOURCES[kind](device) for kind in SOURCES}
 free = free_memory()

@@ -3,6 +3,7 @@
 
 from cuda.core._event import live_event_handles
 from cuda.core._memory._allocation import live_memory
+from cuda.core._memory._graph_place import live_graphs
 from cuda.core._memory._pool_handle import live_pools
 from cuda.core._memory._queue import queue_counts
 from cuda.core._stream_handle import live_stream_handles
@@ -17,8 +18,8 @@ def live() -> dict[str, int]:
     -------
     dict of str to int
         ``buffers`` that must still return something, ``ranges`` of virtual memory with their ``reservations``,
-        ``mappings`` and ``chunk_references``, ``pools`` that were made here, ``stream_handles`` and ``event_handles``,
-        releases that are ``queued`` or ``stuck`` in the queue.
+        ``mappings`` and ``chunk_references``, ``pools`` that were made here, ``graphs`` of which something is known,
+        ``stream_handles`` and ``event_handles``, releases that are ``queued`` or ``stuck`` in the queue.
 
     Notes
     -----
@@ -27,6 +28,7 @@ def live() -> dict[str, int]:
     counts = live_memory()
     counts["stream_handles"] = live_stream_handles()
     counts["pools"] = live_pools()
+    counts["graphs"] = live_graphs()
     counts["event_handles"] = live_event_handles()
     counts.update(queue_counts())
     return {kind: number for kind, number in counts.items() if number}

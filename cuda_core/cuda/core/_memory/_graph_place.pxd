@@ -53,6 +53,7 @@ cdef class GraphPlace(Keeper):
 
 cdef void graph_is_gone(void* data) noexcept nogil
 cdef void let_go_of(Gone* gone) noexcept nogil
+cpdef long live_graphs() noexcept
 cdef CapturedGraph* retain_graph(CapturedGraph* graph) noexcept nogil
 cdef void release_graph(CapturedGraph* graph) noexcept nogil
 cdef GraphReference reference_of_capture(uint64_t id)

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, realloc
+from libcpp.atomic cimport atomic
 
 from cuda.core._memory._allocation cimport Keeper
 from cuda.core._memory._fork cimport fork_generation
@@ -20,6 +21,8 @@ cdef extern from *:
     enum:
         __ATOMIC_ACQ_REL
         __ATOMIC_RELEASE
+
+cdef atomic[long] _live
 
 # By the number of the capture.
 cdef object _known = WeakValueDictionary()
@@ -35,6 +38,11 @@ cdef void graph_is_gone(void* data) noexcept nogil:
     cdef Gone* gone = <Gone*>data
     __atomic_store_n(&gone.gone, 1, __ATOMIC_RELEASE)
     let_go_of(gone)
+
+
+cpdef long live_graphs() noexcept:
+    """Return the number of graphs of which something is known: built here, or with memory that somebody here has."""
+    return _live.load()
 
 
 cdef CapturedGraph* retain_graph(CapturedGraph* graph) noexcept nogil:
@@ -56,6 +64,7 @@ cdef void release_graph(CapturedGraph* graph) noexcept nogil:
     pthread_mutex_destroy(&graph.mutex)
     free(graph.continued)
     free(graph)
+    _live.fetch_sub(1)
 
 
 cdef class GraphReference:
@@ -81,6 +90,7 @@ cdef GraphReference reference_of_capture(uint64_t id):
     graph = <CapturedGraph*>calloc(1, sizeof(CapturedGraph))
     if graph == NULL:
         raise MemoryError("no memory for a graph")
+    _live.fetch_add(1)
     graph.count = 1
     graph.id = id
     graph.generation = fork_generation()

@@ -13,7 +13,14 @@ from cuda.core._memory._graph_place cimport (
     pthread_mutex_unlock,
     reference_of_capture,
 )
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, enter_stream, leave_stream, stream_as_seen_here
+from cuda.core._stream_handle cimport (
+    STREAM_LEGACY,
+    StreamHandle,
+    enter_stream,
+    leave_stream,
+    stream_as_seen_here,
+    stream_is_gone,
+)
 
 
 cdef GraphReference begin_capture(StreamHandle* order, int mode):
@@ -82,7 +89,8 @@ cdef int end_capture(StreamHandle* order, CapturedGraph* graph, cydriver.CUgraph
     over[0] = result == cydriver.CUresult.CUDA_SUCCESS
     if not over[0]:
         captured[0] = NULL
-        over[0] = is_hopeless(result) or _is_over(order)
+        # A stream that is gone, with its context or without, has taken its capture along.
+        over[0] = is_hopeless(result) or stream_is_gone(order, result) or _is_over(order)
         if over[0]:
             with nogil:
                 pthread_mutex_lock(&graph.mutex)
