@@ -125,7 +125,7 @@ def simulated():
 
 
 def watching_driver():
-    """Return the module that counts the driver's calls, None where nothing does; also in a child, which did not load it."""
+    """Return the module that counts the calls of the driver, or None; also in a child, which has not loaded it."""
     try:
         import cuda_driver_sim
     except ImportError:
