@@ -89,9 +89,9 @@ cdef Record ordering_record(Record record):
 cdef StreamHandle* lasting_stream(StreamHandle* consumer) except NULL:
     """Return a counted handle of what can order the free for a consumer whose stream may be destroyed before it.
 
-    No consumer says that its stream has ended, and drivers crash where a destroyed stream is used. What a blocking stream
-    has been given lies before all later work of its context's legacy stream, which is always there. A non-blocking
-    stream has nothing that could take its place; nor can one in a capture be asked which kind it is.
+    No consumer says that its stream has ended, and drivers crash where a destroyed stream is used. What a blocking
+    stream has been given lies before all later work of its context's legacy stream, which is always there. A
+    non-blocking stream has nothing that could take its place; nor can one in a capture be asked which kind it is.
     """
     cdef cydriver.CUcontext context = NULL
     cdef bint capturing = False
