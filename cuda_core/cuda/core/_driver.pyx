@@ -66,6 +66,7 @@ REQUIRED_FUNCTIONS = (
     b"cuGraphReleaseUserObject",
     b"cuGraphRetainUserObject",
     b"cuGraphUpload",
+    b"cuLaunchHostFunc",
     b"cuMemAddressFree",
     b"cuMemAddressReserve",
     b"cuMemAdvise",

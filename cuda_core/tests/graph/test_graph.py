@@ -236,6 +236,20 @@ def test_what_is_no_finished_builder_is_refused_before_any_driver_call(driver_wa
     graph.close()
 
 
+def test_memory_of_one_graph_is_not_given_to_another(driver_watch, device):
+    with built(device) as one, built(device) as other, built(device) as plain:
+        for builder in (one, other):
+            scratch(builder).close()
+    graph, without = one.complete(), plain.complete()
+    with driver_watch.no_call():
+        for updated, source in ((graph, other), (graph, plain), (without, one)):
+            with pytest.raises(ValueError, match="its memory stays its own"):
+                updated.update(source)
+    graph.update(one)
+    for each in (graph, without, one, other, plain):
+        each.close()
+
+
 # --- printing ----------------------------------------------------------------------------------------------------
 
 

@@ -245,7 +245,6 @@ def test_builders_and_graphs_are_not_made_or_copied_directly(builder):
 @pytest.mark.parametrize(
     "name",
     [
-        "callback",
         "create_condition",
         "embed",
         "graph_definition",

@@ -10,6 +10,7 @@ import pytest
 from cuda.bindings import driver
 from cuda.core import CloseResult, CUDAError, Device, Ownership
 from cuda.core._memory import _counters
+from cuda.core._memory._queue import drain
 from graph_tools import MODES, SIZE, built, graph_memory_in_use, launch, scratch, soon, status
 from memory_kinds import pattern
 from python_resources import Plain
@@ -157,6 +158,66 @@ def test_a_builder_is_changed_by_one_thread_at_a_time(device):
         outcomes = race(*[in_context(builder.end_building)] * 3)
         assert sum(one is builder for one in outcomes) == 1
         builder.close()
+
+
+class Foreign:
+    """A stream of another library, kept alive by whoever holds it; runs something when it goes."""
+
+    def __init__(self, stream, end):
+        self.stream, self.end = stream, end
+
+    def __cuda_stream__(self):
+        return (0, int(self.stream.handle))
+
+    def __del__(self):
+        self.end()
+
+
+def test_a_foreign_stream_that_goes_with_a_launch_may_come_back_to_the_graph(device, stream):
+    """The graph lets go of the stream of its last launch; what runs then may use the graph, under no lock."""
+    ended = []
+    with built(device) as builder:
+        scratch(builder).close()
+    graph = builder.complete()
+
+    def use():
+        graph.upload(stream)
+        ended.append(graph.launch(stream))
+
+    graph.launch(device.create_stream(Foreign(stream, use)))
+    gc.collect()
+    assert ended == []  # the graph keeps it
+    assert race(in_context(lambda: graph.launch(stream))) == [None]
+    assert ended == [None]
+    builder.close()
+    graph.close()
+
+
+def test_a_queued_free_lets_a_foreign_stream_go(device, stream):
+    """The queue's thread runs no Python, so the stream of the last launch is let go of on the main thread."""
+    ended = []
+    builder = stream.create_graph_builder().begin_building()
+    buffer = scratch(builder)
+    builder.end_building()
+    graph = builder.complete()
+    side = device.create_stream()
+    graph.launch(device.create_stream(Foreign(side, lambda: ended.append(True))))
+    side.sync()
+    address = buffer.handle
+    second = stream.create_graph_builder().begin_building()
+    del buffer
+    for one in (graph, builder):
+        one.close()
+    del graph, builder, one
+    gc.collect()
+    assert still_allocated(address)
+    assert ended == []
+    second.end_building()
+    assert drain(20)
+    assert soon(lambda: ended == [True])
+    assert soon(lambda: not still_allocated(address))
+    second.close()
+    side.close()
 
 
 # --- the collector -----------------------------------------------------------------------------------------------

@@ -13,3 +13,5 @@ cdef struct GraphLoan:
 cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1
 # Takes back what lend_to_graph has lent, after the operation itself was refused.
 cdef int take_back(GraphLoan* loan) except -1
+# The same for an object that an operation needs, on a stream that must be being captured.
+cdef int keep_for_graph(StreamHandle* order, object kept, GraphLoan* loan) except -1

@@ -14,7 +14,7 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from cuda.core._driver cimport check
+from cuda.core._driver cimport check, error_for
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._graph_place cimport GraphPlace
 from cuda.core._memory._interrupts cimport raise_on_main_thread
@@ -37,7 +37,7 @@ cdef extern from "<pthread.h>" nogil:
 
 cdef struct Lent:
     Lent* next
-    PyObject* one      # each is a reference to a Loan; NULL for none
+    PyObject* one      # each is a reference, to a Loan mostly; NULL for none
     PyObject* other
 
 cdef pthread_mutex_t _mutex
@@ -84,13 +84,14 @@ cdef void _graph_is_gone(void* data) noexcept nogil:
 
 
 cdef void _end(PyObject* lent) noexcept:
-    cdef Loan loan
+    cdef object kept
     if lent == NULL:
         return
-    loan = <Loan>lent
-    Py_DECREF(loan)  # the name keeps it
+    kept = <object>lent
+    Py_DECREF(kept)  # the name keeps it
     try:
-        loan.end_or_raise(True)
+        if type(kept) is Loan:
+            (<Loan>kept).end_or_raise(True)
     except BaseException as error:  # of an author's deallocate, to end the program: it is the main thread's to end
         raise_on_main_thread(error)
 
@@ -178,6 +179,51 @@ cdef PyObject* _open_loan(Record record) except NULL:
     return <PyObject*>loan
 
 
+cdef int _give(Lent* lent, GraphLoan* loan) except -1:
+    """Let a graph hold what is lent. If it is refused, all of it ends."""
+    cdef cydriver.CUresult result
+    with nogil:
+        result = cydriver.cuUserObjectCreate(
+            &loan.object, lent, _graph_is_gone, 1, cydriver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+        )
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        _end_all(lent)
+        check(result, b"cuUserObjectCreate")
+    with nogil:
+        # The reference goes over to the graph.
+        result = cydriver.cuGraphRetainUserObject(
+            loan.graph, loan.object, 1, cydriver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
+        )
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            cydriver.cuUserObjectRelease(loan.object, 1)  # which ends the loans
+    return check(result, b"cuGraphRetainUserObject")
+
+
+cdef int keep_for_graph(StreamHandle* order, object kept, GraphLoan* loan) except -1:
+    """Keep an object as long as the graph that is being captured on a stream, and everything made from it.
+
+    Raises
+    ------
+    CUDAError
+        If the driver refuses, or the stream is not being captured. Nothing is kept then.
+    """
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.CUresult result
+    cdef Lent* lent
+    with nogil:
+        result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, NULL, &loan.graph, NULL, NULL, NULL)
+    check(result, b"cuStreamGetCaptureInfo")
+    if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        raise error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, b"cuStreamGetCaptureInfo")
+    _ensure_thread()
+    lent = <Lent*>calloc(1, sizeof(Lent))
+    if lent == NULL:
+        raise MemoryError("no memory for what a graph keeps")
+    Py_INCREF(kept)
+    lent.one = <PyObject*>kept
+    return _give(lent, loan)
+
+
 cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1:
     """Begin loans that last as long as the graph that is being captured on a stream.
 
@@ -232,21 +278,8 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
             lent.one = _open_loan(one)
         if not own_other:
             lent.other = _open_loan(other)
-        with nogil:
-            result = cydriver.cuUserObjectCreate(
-                &loan.object, lent, _graph_is_gone, 1,
-                cydriver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC,
-            )
-        check(result, b"cuUserObjectCreate")
     except BaseException:
         _end_all(lent)
         raise
-    with nogil:
-        # The reference goes over to the graph.
-        result = cydriver.cuGraphRetainUserObject(
-            loan.graph, loan.object, 1, cydriver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
-        )
-        if result != cydriver.CUresult.CUDA_SUCCESS:
-            cydriver.cuUserObjectRelease(loan.object, 1)  # which ends the loans
-    check(result, b"cuGraphRetainUserObject")
+    _give(lent, loan)
     return True

@@ -20,7 +20,7 @@ from cuda.core._memory._graph_place cimport (
     GraphPlace,
     pthread_mutex_lock,
     pthread_mutex_unlock,
-    release_graph,
+    release_graph_on_reaper,
     retain_graph,
 )
 from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
@@ -69,7 +69,7 @@ cdef bint _give_back(void* data, Failure* failure) noexcept nogil:
 
 
 cdef bint _discard(void* data, Failure* failure) noexcept nogil:
-    release_graph((<QueuedFree*>data).graph)
+    release_graph_on_reaper((<QueuedFree*>data).graph)
     free(data)
     return True
 

@@ -32,6 +32,7 @@ cdef struct Gone:
 
 cdef struct CapturedGraph:
     long count
+    CapturedGraph* next               # once nobody holds it
     uint64_t id                       # of the capture
     uint16_t generation               # of forks
     pthread_mutex_t mutex             # of everything below; never taken with the GIL, or in a destructor of the driver
@@ -56,6 +57,7 @@ cdef void let_go_of(Gone* gone) noexcept nogil
 cpdef long live_graphs() noexcept
 cdef CapturedGraph* retain_graph(CapturedGraph* graph) noexcept nogil
 cdef void release_graph(CapturedGraph* graph) noexcept nogil
+cdef void release_graph_on_reaper(CapturedGraph* graph) noexcept nogil
 cdef GraphReference reference_of_capture(uint64_t id)
 cdef int continue_on(CapturedGraph* graph, cydriver.CUstream stream) except -1
 cdef void stop_on(CapturedGraph* graph, cydriver.CUstream stream) noexcept nogil

@@ -11,6 +11,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libcpp.atomic cimport atomic
 
+from cuda.core._driver cimport is_finalizing
 from cuda.core._memory._allocation cimport Keeper
 from cuda.core._memory._fork cimport fork_generation
 from cuda.core._stream_handle cimport release_stream
@@ -22,7 +23,11 @@ cdef extern from *:
         __ATOMIC_ACQ_REL
         __ATOMIC_RELEASE
 
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
+
 cdef atomic[long] _live
+cdef atomic[size_t] _to_end  # a list of graphs that nobody holds any more
 
 # By the number of the capture.
 cdef object _known = WeakValueDictionary()
@@ -51,9 +56,42 @@ cdef CapturedGraph* retain_graph(CapturedGraph* graph) noexcept nogil:
 
 
 cdef void release_graph(CapturedGraph* graph) noexcept nogil:
-    cdef GraphAllocation* allocation
-    if graph == NULL or __atomic_add_fetch(&graph.count, -1, __ATOMIC_ACQ_REL) != 0:
+    if graph != NULL and __atomic_add_fetch(&graph.count, -1, __ATOMIC_ACQ_REL) == 0:
+        _end(graph)
+
+
+cdef void release_graph_on_reaper(CapturedGraph* graph) noexcept nogil:
+    """The same for a thread that may never take the GIL. A stream that Python keeps alive is let go of elsewhere."""
+    cdef size_t following
+    if __atomic_add_fetch(&graph.count, -1, __ATOMIC_ACQ_REL) != 0:
         return
+    if graph.launched_on == NULL or graph.launched_on.owner == NULL:
+        _end(graph)
+        return
+    following = _to_end.load()
+    graph.next = <CapturedGraph*>following
+    while not _to_end.compare_exchange_weak(following, <size_t>graph):
+        graph.next = <CapturedGraph*>following
+    Py_AddPendingCall(_end_all, NULL)
+
+
+cdef int _end_all(void* unused) noexcept:
+    """A pending call: the main thread makes it, with the GIL."""
+    cdef CapturedGraph* graph
+    cdef CapturedGraph* following
+    if is_finalizing():
+        return 0
+    graph = <CapturedGraph*>_to_end.exchange(0)
+    with nogil:
+        while graph != NULL:
+            following = graph.next
+            _end(graph)
+            graph = following
+    return 0
+
+
+cdef void _end(CapturedGraph* graph) noexcept nogil:
+    cdef GraphAllocation* allocation
     while graph.allocations != NULL:
         allocation = graph.allocations
         graph.allocations = allocation.next

@@ -22,7 +22,6 @@ from cuda.core._stream_handle cimport (
     enter_stream,
     leave_stream,
     release_stream,
-    retain_stream,
     stream_as_seen_here,
     stream_is_capturing,
 )
@@ -38,19 +37,23 @@ cdef list _refused = []
 
 
 cdef cydriver.CUresult _launch(
-    CapturedGraph* graph, cydriver.CUgraphExec* executable, StreamHandle* order, const char** function
+    CapturedGraph* graph, cydriver.CUgraphExec* executable, StreamHandle** order, const char** function
 ) noexcept nogil:
-    """Launch, and free behind the launch what no buffer owns any more. With the mutex."""
+    """Launch, and free behind the launch what no buffer owns any more. With the mutex.
+
+    The graph keeps the stream. What it kept before is in ``order`` then: to let go of it may run Python code.
+    """
     cdef GraphAllocation* allocation
     cdef const char* unimportant = NULL
+    cdef StreamHandle* before
     cdef bint pushed = False
     # What an earlier launch has left would make this one fail.
     cdef cydriver.CUresult result = free_left(graph, function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
-        result = enter_stream(order, &pushed, function)
+        result = enter_stream(order[0], &pushed, function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuGraphLaunch"
-        result = cydriver.cuGraphLaunch(executable[0], stream_as_seen_here(order))
+        result = cydriver.cuGraphLaunch(executable[0], stream_as_seen_here(order[0]))
         leave_stream(pushed)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
@@ -58,8 +61,9 @@ cdef cydriver.CUresult _launch(
     while allocation != NULL:
         allocation.armed = allocation.place != PLACE_FREED
         allocation = allocation.next
-    release_stream(graph.launched_on)
-    graph.launched_on = retain_stream(order)
+    before = graph.launched_on
+    graph.launched_on = order[0]
+    order[0] = before
     free_left(graph, &unimportant)  # what is refused is tried again before the next launch, and at the end
     return result
 
@@ -329,7 +333,7 @@ cdef class Graph:
                 pthread_mutex_lock(&graph.mutex)
                 closed = self._executable == NULL
                 if not closed:
-                    result = _launch(graph, &self._executable, order, &function)
+                    result = _launch(graph, &self._executable, &order, &function)
                 pthread_mutex_unlock(&graph.mutex)
         finally:
             release_stream(order)
@@ -402,6 +406,8 @@ cdef class Graph:
         ------
         TypeError
             If ``source`` is no builder.
+        ValueError
+            If one of the two graphs allocates memory, and they are not the same.
         RuntimeError
             If the graph is closed, or the builder is closed or has not finished.
         CUDAError
@@ -421,6 +427,8 @@ cdef class Graph:
         captured = source
         captured.ensure_captured()
         other = captured._of.graph
+        if graph != other and (graph.allocations != NULL or other.allocations != NULL):
+            raise ValueError("a graph that allocates memory cannot be updated by another one: its memory stays its own")
         memset(&info, 0, sizeof(info))
         with nogil:
             _lock_both(graph, other)

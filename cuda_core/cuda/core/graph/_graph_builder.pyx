@@ -20,6 +20,7 @@ from cuda.core._memory._graph_place cimport (
 from cuda.core._memory._release cimport report
 from cuda.core._stream cimport Stream, bind_stream, create_stream, wrap_stream
 from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
+from cuda.core.graph._callback cimport HostCall, capture_callback, checked_callback
 from cuda.core.graph._capture cimport begin_capture, capture_status, end_capture
 from cuda.core.graph._graph cimport GraphSource, instantiate, keep_refused, refuse_capturing, try_refused
 
@@ -39,7 +40,7 @@ _MODES = {"global": 0, "thread_local": 1, "relaxed": 2}
 
 # Methods of cuda-core 1.2.2 that need graphs of more than what streams capture.
 _ABSENT = frozenset(
-    {"callback", "create_condition", "embed", "graph_definition", "if_else", "if_then", "switch", "while_loop"}
+    {"create_condition", "embed", "graph_definition", "if_else", "if_then", "switch", "while_loop"}
 )
 
 
@@ -216,6 +217,44 @@ cdef class GraphBuilder(GraphSource):
                 self._stage = Stage.ENDED if self._captured != NULL else Stage.FAILED
                 self._fork_streams = None
         return 0
+
+    def callback(self, fn, *, user_data=None):
+        """Call a function of the host when a launch comes to this place.
+
+        Parameters
+        ----------
+        fn : callable or ctypes function pointer
+            A Python function without arguments, or a C function with the prototype
+            ``ctypes.CFUNCTYPE(None, ctypes.c_void_p)``.
+        user_data : int or bytes-like, optional
+            What a C function is given: a pointer, or bytes, of which the graph keeps a copy. Not for Python functions.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If an argument is wrong.
+        RuntimeError
+            If the builder is closed or does not build.
+        CUDAError
+            If the driver refuses. The capture is as it was.
+
+        Notes
+        -----
+        The function is called on a thread of the driver, with the GIL if it is a Python one, and must not call the
+        driver, nor drop the last reference to a buffer or graph. The graph and all that is made from it keep it; a
+        reference from the function back to the graph is never collected. What it raises goes to ``sys.unraisablehook``.
+        When the interpreter is finalizing it is not called.
+
+        Examples
+        --------
+        >>> builder.callback(lambda: print("half way"))  # doctest: +SKIP
+        """
+        cdef HostCall call
+        self._ensure_open()
+        call = checked_callback(fn, user_data)
+        if not self.is_building:
+            raise RuntimeError("Graph builder is not building.")
+        capture_callback(self._order, call)
 
     # -- several streams -------------------------------------------------------------------------------------------
 
