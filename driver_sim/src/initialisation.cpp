@@ -152,7 +152,8 @@ bool open_driver(Driver &d) {
     std::size_t count, memory, host_memory;
     if (!read_count("CUDA_DRIVER_SIM_DEVICES", count) || !read_bytes("CUDA_DRIVER_SIM_MEMORY", memory) ||
         !read_bytes("CUDA_DRIVER_SIM_HOST_MEMORY", host_memory) ||
-        !read_switch("CUDA_DRIVER_SIM_POOLS", d.has_pools) || !check_version())
+        !read_switch("CUDA_DRIVER_SIM_POOLS", d.has_pools) ||
+        !read_switch("CUDA_DRIVER_SIM_OLD_RIGHTS", d.keeps_old_rights) || !check_version())
         return false;
     if (!chunk_store().open()) {
         std::fprintf(stderr, "cuda_driver_sim: no file in memory can be made (%s): cuInit answers CUDA_ERROR_UNKNOWN\n",

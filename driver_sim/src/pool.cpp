@@ -216,6 +216,7 @@ CUresult make_pool(const CUmemPoolProps &properties, Pool *&pool) {
             close(made->descriptor);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    take_old_rights(*made);
     made->blocks_in.resize(made->span / pool_chunk);
     made->has_memory.resize(made->span / pool_chunk);
     pool = made.release();
@@ -331,8 +332,19 @@ void synchronised() {
             trim(*entry.second, entry.second->threshold);
 }
 
+// Devices that could use the pool destroyed last can use a new one, where that is asked for.
+void take_old_rights(Pool &pool) {
+    Driver &d = driver();
+    if (!d.keeps_old_rights || pool.managed() || !pool.device)
+        return;
+    pool.rights = d.old_rights;
+    pool.rights.device[pool.device->ordinal] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
 void destroy_pool(Pool &pool) {
     Driver &d = driver();
+    if (pool.device && !pool.managed())
+        d.old_rights = pool.rights;
     d.pools.erase(&pool);
     pool.destroyed = true;
     for (auto &device : d.devices)

@@ -59,5 +59,6 @@ bool pool_free(Lock &lock, Pool &pool, Stream &stream, Address address);
 // Frees at once, when nothing uses it any more.
 bool pool_free_now(Pool &pool, Address address);
 void trim(Pool &pool, std::size_t keep);
+void take_old_rights(Pool &pool);
 
 }  // namespace sim

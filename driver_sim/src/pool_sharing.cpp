@@ -108,6 +108,7 @@ DRIVER_CALL("cuMemPoolImportFromShareableHandle", cuMemPoolImportFromShareableHa
         d.pool_space.end(pool->base, pool->span);
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
+    take_old_rights(*pool);
     Pool *made = pool.release();
     d.pools_by_address[made->base] = made;
     d.pools.insert(made);

@@ -119,3 +119,19 @@ def test_devices_without_memory_pools():
     assert "0" not in run_python(program, env=dict(os.environ)).stdout.splitlines()[0].split("[")[1]
     done = run_python(ASK, env={**os.environ, "CUDA_DRIVER_SIM_POOLS": "yes"})
     assert "CUDA_DRIVER_SIM_POOLS is 'yes', and must be 0 or 1" in done.stderr
+
+
+def test_new_pools_with_the_peers_of_old_ones():
+    program = (
+        "from cuda.bindings import driver as d; d.cuInit(0)\n"
+        "p = d.CUmemPoolProps(); p.allocType = 1; p.location.type = 1\n"
+        "there = d.CUmemLocation(); there.type = 1; there.id = 1\n"
+        "a = d.CUmemAccessDesc(); a.location = there; a.flags = 3\n"
+        "def rights(pool): return int(d.cuMemPoolGetAccess(pool, there)[1])\n"
+        "pool = d.cuMemPoolCreate(p)[1]\n"
+        "print(rights(pool)); d.cuMemPoolSetAccess(pool, [a], 1); d.cuMemPoolDestroy(pool)\n"
+        "print(rights(d.cuMemPoolCreate(p)[1]))"
+    )
+    assert run_python(program, env=dict(os.environ)).stdout == "0\n0\n"
+    done = run_python(program, env={**os.environ, "CUDA_DRIVER_SIM_OLD_RIGHTS": "1"})
+    assert done.stdout == "0\n3\n"
