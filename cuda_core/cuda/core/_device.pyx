@@ -15,7 +15,7 @@ from cuda.core import _event, _stream
 from cuda.core._context import Context
 from cuda.core._device_properties import DeviceProperties
 from cuda.core._errors import CUDAError
-from cuda.core._memory import _location, _virtual_memory_resource
+from cuda.core._memory import _location, _peer_access, _virtual_memory_resource
 from cuda.core._memory._device_memory_resource import DeviceMemoryResource
 from cuda.core._memory._memory_resource import MemoryResource
 from cuda.core._memory._synchronous import _SynchronousMemoryResource
@@ -274,14 +274,19 @@ class Device:
         Parameters
         ----------
         options : EventOptions or dict, optional
-            How to create it.
+            How to create it. An event for other processes is made by :meth:`Stream.record`.
 
         Returns
         -------
         Event
+
+        Raises
+        ------
+        TypeError
+            If the options are wrong, or ask for an event for other processes.
         """
         cdef cydriver.CUcontext context = _context_of(self)
-        return create_event(context, self._device_id, options)
+        return create_event(context, self._device_id, options, False)
 
     def create_graph_builder(self):
         """Make a graph builder with a stream of its own, which goes with the builder.
@@ -384,5 +389,6 @@ cdef cydriver.CUcontext _context_of(object device) except? NULL:
 # The modules below make devices without importing this one.
 _event.device_factory = Device
 _location.device_factory = Device
+_peer_access.device_factory = Device
 _stream.device_factory = Device
 _virtual_memory_resource.device_factory = Device

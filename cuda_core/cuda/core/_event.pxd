@@ -11,10 +11,14 @@ cdef class Event:
     cdef object __weakref__
     cdef cydriver.CUevent _ending     # closed, and in use by another thread still
     cdef int _users
+    cdef bint _shared                 # made for other processes, or opened from one
+    cdef bint _opened                 # it is another process's
+    cdef object _descriptor           # for other processes, once it was asked for
     cdef int _ensure_open(self) except -1
+    cdef int ensure_recordable(self) except -1
     # The driver's event, which stays until let_go() even if another thread closes the object.
     cdef cydriver.CUevent hold(self) except NULL
     cdef void let_go(self) noexcept
 
-cdef Event create_event(cydriver.CUcontext context, int device_id, object options)
+cdef Event create_event(cydriver.CUcontext context, int device_id, object options, bint recorded)
 cpdef long live_event_handles() noexcept

@@ -7,11 +7,13 @@ cimport cython
 from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
 
-from cuda.core._context cimport wrap_context
-from cuda.core._driver cimport check
+from cuda.core._context cimport current_context, primary_context, wrap_context
+from cuda.core._driver cimport check, error_for
+from cuda.core._event_descriptor cimport IPCEventDescriptor, name_event
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
 from cuda.bindings import driver
+from cuda.core._start_method import warn_under_fork
 
 __all__ = ["Event", "EventOptions"]
 
@@ -37,7 +39,8 @@ class EventOptions:
     blocking_sync : bool, optional
         Let :meth:`Event.sync` block the thread instead of polling.
     ipc_enabled : bool, optional
-        Not in this build: True raises NotImplementedError when the event is created.
+        Let other processes open the event. It is then made by :meth:`Stream.record` alone, which records it once, and
+        cannot record times.
     """
 
     timing_enabled: bool | None = False
@@ -62,14 +65,22 @@ cdef cydriver.CUresult _destroy(cydriver.CUevent event) noexcept nogil:
     return result
 
 
-cdef Event create_event(cydriver.CUcontext context, int device_id, object options):
-    """Create an event in the calling thread's current context, which ``context`` names."""
+cdef Event create_event(cydriver.CUcontext context, int device_id, object options, bint recorded):
+    """Create an event in the calling thread's current context, which ``context`` names.
+
+    ``recorded``: it is recorded at once. Only such an event may be for other processes.
+    """
     cdef object checked = _checked_options(options)
     cdef Event self = Event.__new__(Event)
     cdef unsigned int flags = 0
     cdef cydriver.CUresult result
     if checked.ipc_enabled:
-        raise NotImplementedError("events shared between processes are not in this build")
+        if not recorded:
+            raise TypeError("an event for other processes is made where it is recorded: use Stream.record(options=...)")
+        if checked.timing_enabled:
+            raise TypeError("an event for other processes cannot record times: ipc_enabled excludes timing_enabled")
+        flags |= cydriver.CUevent_flags.CU_EVENT_INTERPROCESS
+        self._shared = True
     if not checked.timing_enabled:
         flags |= cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING
     if checked.blocking_sync:
@@ -109,6 +120,13 @@ cdef class Event:
     cdef int _ensure_open(self) except -1:
         if self._event == NULL:
             raise RuntimeError("Event has been closed")
+        return 0
+
+    cdef int ensure_recordable(self) except -1:
+        """Raise TypeError if others may be waiting for what the event was recorded for."""
+        self._ensure_open()
+        if self._shared:
+            raise TypeError("an event that is shared with other processes is recorded once; make a new one")
         return 0
 
     cdef cydriver.CUevent hold(self) except NULL:
@@ -178,9 +196,82 @@ cdef class Event:
 
     @property
     def is_ipc_enabled(self):
-        """bool: whether the event can be opened by another process. Never, in this build."""
+        """bool: whether other processes can open the event. True also of one that was opened here."""
         self._ensure_open()
-        return False
+        return self._shared
+
+    @property
+    def ipc_descriptor(self):
+        """IPCEventDescriptor: the name by which another process can open the event. It keeps nothing alive.
+
+        Raises
+        ------
+        RuntimeError
+            If the event is closed, or was not made with ``ipc_enabled=True``.
+        CUDAError
+            If the driver refuses.
+        """
+        cdef cydriver.CUipcEventHandle name
+        cdef cydriver.CUevent event
+        cdef cydriver.CUresult result
+        self._ensure_open()
+        if not self._shared:
+            raise RuntimeError("Event is not IPC-enabled: it was not made with ipc_enabled=True")
+        if self._descriptor is None:
+            event = self.hold()
+            with nogil:
+                result = cydriver.cuIpcGetEventHandle(&name, event)
+            self.let_go()
+            check(result, b"cuIpcGetEventHandle")
+            self._descriptor = name_event(&name, self._blocking)
+        return self._descriptor
+
+    @classmethod
+    def from_ipc_descriptor(cls, ipc_descriptor):
+        """Open an event of another process, in the current context.
+
+        Parameters
+        ----------
+        ipc_descriptor : IPCEventDescriptor
+            What :attr:`ipc_descriptor` was there.
+
+        Returns
+        -------
+        Event
+            An event to wait for; it cannot be recorded again. It has no ``device`` and no ``context``.
+
+        Raises
+        ------
+        TypeError
+            If the argument is no descriptor of an event.
+        RuntimeError
+            If no context is current.
+        ValueError
+            If the descriptor names no event that can be opened: it is not one, or the event is gone, or this process's
+            own.
+        CUDAError
+            If the driver refuses for another reason.
+
+        Notes
+        -----
+        The exporter must keep its event until this one was waited for.
+
+        Examples
+        --------
+        >>> stream.wait(Event.from_ipc_descriptor(descriptor))  # doctest: +SKIP
+        """
+        if not isinstance(ipc_descriptor, IPCEventDescriptor):
+            raise TypeError(
+                f"ipc_descriptor must be an IPCEventDescriptor, got {type(ipc_descriptor).__name__}: {ipc_descriptor!r}"
+            )
+        if current_context() == NULL:
+            raise RuntimeError("no CUDA context is current in which to open the event; call Device.set_current() first")
+        return _open_event(ipc_descriptor)
+
+    def __reduce__(self):
+        descriptor = self.ipc_descriptor
+        warn_under_fork()
+        return _receive_event, (descriptor, None if self._opened else self.device_id)
 
     @property
     def is_done(self):
@@ -219,15 +310,15 @@ cdef class Event:
 
     @property
     def context(self):
-        """Context: the context that the event was created in."""
+        """Context or None: the context that the event was created in; None for one of another process."""
         self._ensure_open()
-        return wrap_context(self._context, self.device_id)
+        return None if self._opened else wrap_context(self._context, self.device_id)
 
     @property
     def device(self):
-        """Device: the device of the event's context."""
+        """Device or None: the device of the event's context; None for one of another process."""
         self._ensure_open()
-        return device_factory(self.device_id)
+        return None if self._opened else device_factory(self.device_id)
 
     def __sub__(self, other):
         cdef float milliseconds = 0
@@ -267,3 +358,62 @@ cdef class Event:
     def __repr__(self):
         state = " closed" if self._event == NULL else ""
         return f"<Event handle={self._key:#x} device={self.device_id}{state}>"
+
+
+# --- events of other processes ------------------------------------------------------------------------------------
+
+
+cdef Event _open_event(IPCEventDescriptor name):
+    """Open an event in the current context."""
+    cdef Event self = Event.__new__(Event)
+    cdef cydriver.CUresult result
+    with nogil:
+        result = cydriver.cuIpcOpenEventHandle(&self._event, name.handle)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        self._event = NULL
+    if result in (
+        cydriver.CUresult.CUDA_ERROR_INVALID_VALUE,
+        cydriver.CUresult.CUDA_ERROR_INVALID_HANDLE,
+        cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT,  # of this very process
+        cydriver.CUresult.CUDA_ERROR_MAP_FAILED,
+    ):
+        raise ValueError("the descriptor names no event of another process that could be opened") from error_for(
+            result, b"cuIpcOpenEventHandle"
+        )
+    check(result, b"cuIpcOpenEventHandle")
+    self._key = <size_t>self._event
+    self.device_id = -1
+    self._blocking = name.blocking
+    self._shared = self._opened = True
+    self._descriptor = name
+    _live.fetch_add(1)
+    return self
+
+
+def _receive_event(descriptor, device_id):
+    """Open an event that was received. The current context stays what it is.
+
+    The event is opened in the primary context of the device that it is of, or in the current one where that is not
+    known.
+    """
+    cdef cydriver.CUcontext context, popped = NULL
+    cdef cydriver.CUresult result
+    if not isinstance(descriptor, IPCEventDescriptor):
+        raise ValueError(f"what was received is no event: {descriptor!r}")
+    if device_id is None:
+        context = current_context()
+        device_id = 0
+    else:
+        context = NULL
+        if type(device_id) is not int or device_factory is None:
+            raise ValueError(f"what was received is no device: {device_id!r}")
+    if context == NULL:
+        context = primary_context(device_factory(device_id).device_id)  # which looks whether it is there
+    with nogil:
+        result = cydriver.cuCtxPushCurrent(context)
+    check(result, b"cuCtxPushCurrent")
+    try:
+        return _open_event(descriptor)
+    finally:
+        with nogil:
+            cydriver.cuCtxPopCurrent(&popped)

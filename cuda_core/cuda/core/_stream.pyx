@@ -334,12 +334,21 @@ cdef class Stream:
         event : Event, optional
             The event to record. A new one is created where it is None.
         options : EventOptions, optional
-            How to create the new event.
+            How to create the new event. One with ``ipc_enabled=True`` is recorded once, by this call.
 
         Returns
         -------
         Event
             The event that was recorded.
+
+        Raises
+        ------
+        TypeError
+            If ``event`` is no event, or one that is shared with other processes; if the options are wrong.
+        RuntimeError
+            If the stream or the event is closed.
+        CUDAError
+            If the driver refuses.
         """
         cdef cydriver.CUresult result
         cdef cydriver.CUevent handle
@@ -354,6 +363,7 @@ cdef class Stream:
             raise TypeError(f"event must be an Event or None, got {type(event).__name__}: {event!r}")
         else:
             mark = event
+            mark.ensure_recordable()
         handle = mark.hold()
         try:
             order = self._hold()
@@ -377,7 +387,7 @@ cdef class Stream:
             result = cydriver.cuCtxPushCurrent(context)
         check(result, b"cuCtxPushCurrent")
         try:
-            return create_event(context, device_of_context(context), options)
+            return create_event(context, device_of_context(context), options, True)
         finally:
             with nogil:
                 cydriver.cuCtxPopCurrent(&popped)

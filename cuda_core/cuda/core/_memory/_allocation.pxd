@@ -25,7 +25,8 @@ ctypedef int (*Deleter)(Record record, StreamHandle* order, int waiting) except 
 
 # What an allocation keeps alive and no user needs to see; it stands in the place of an owner.
 cdef class Keeper:
-    pass
+    cdef object imported            # by what name the allocation came from another process; None for others
+    cdef bint is_alone(self) noexcept
 
 cdef class Record:
     cdef atomic[uint64_t] own_word

@@ -66,6 +66,10 @@ class FreeFunction:
 cdef class Keeper:
     """Base of what an allocation keeps alive without telling, such as the pool that it was taken from."""
 
+    cdef bint is_alone(self) noexcept:
+        """Whether a free by foreign code would take the memory from nobody else."""
+        return True
+
 
 # No gc_clear: the word of a range lies inside the range object, and both must outlive the last look at the word,
 # which __dealloc__ takes.

@@ -11,6 +11,7 @@ from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._copy cimport copy as copy_bytes, ensure_copy_options
 from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
 from cuda.core._memory._fill cimport fill
+from cuda.core._memory._ipc cimport IPCBufferDescriptor
 from cuda.core._memory._loans cimport Loan, close_record, end_loan, lend, new_loan
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
 from cuda.core._memory._ownership cimport (
@@ -640,6 +641,108 @@ cdef class Buffer(Record):
         free(view.internal)
         end_loan(self)
 
+    # -- other processes -------------------------------------------------------------------------------------------
+
+    @property
+    def ipc_descriptor(self):
+        """IPCBufferDescriptor: the name by which another process can import the memory. It keeps nothing alive.
+
+        Of a buffer that was imported, it is the exporter's.
+
+        Raises
+        ------
+        OwnershipError
+            If the buffer is closed, or being released or moved by another call.
+        RuntimeError
+            If the buffer is not of a resource that was made with ``ipc_enabled=True``.
+        CUDAError
+            If the driver refuses.
+        """
+        self.ensure_usable()
+        if self.imported is not None:
+            return self.imported.descriptor
+        if self.descriptor is None:
+            if self.state() == STATE_BORROWED or not isinstance(self.resource, MemoryResource):
+                raise RuntimeError(f"the memory is of no resource that could share it ({self.describe()})")
+            lend(self, "exported")
+            try:
+                self.descriptor = (<MemoryResource>self.resource).export_buffer(self)
+            finally:
+                end_loan(self)
+        return self.descriptor
+
+    @classmethod
+    def from_ipc_descriptor(cls, mr, ipc_descriptor, *, stream):
+        """Import a buffer of another process.
+
+        Parameters
+        ----------
+        mr : DeviceMemoryResource or PinnedMemoryResource
+            The resource of the exporter, opened here with ``from_allocation_handle`` or received through
+            ``multiprocessing``.
+        ipc_descriptor : IPCBufferDescriptor
+            What :attr:`ipc_descriptor` was there.
+        stream : Stream
+            The stream that orders the release.
+
+        Returns
+        -------
+        Buffer
+            A buffer that owns its import: it must be closed here. The memory is the exporter's.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If the descriptor names no memory of this resource, or says a size beyond what is there.
+        RuntimeError
+            If the resource is not IPC-enabled, or closed.
+        CUDAError
+            If the driver refuses. Nothing is left, and the descriptor can be imported again.
+
+        Notes
+        -----
+        Safe from any thread. What is imported twice is one mapping, which goes with the last buffer; the free is
+        ordered behind the streams of all of them. The work of the exporter is ordered by an event that is shared, or by
+        waiting.
+
+        Examples
+        --------
+        >>> there = Buffer.from_ipc_descriptor(mr, descriptor, stream=stream)  # doctest: +SKIP
+        """
+        cdef MemoryResource resource
+        if not isinstance(mr, MemoryResource):
+            raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {mr!r}")
+        if not isinstance(ipc_descriptor, IPCBufferDescriptor):
+            raise TypeError(
+                f"ipc_descriptor must be an IPCBufferDescriptor, got {type(ipc_descriptor).__name__}: "
+                f"{ipc_descriptor!r}"
+            )
+        resource = mr
+        return resource.import_buffer(ipc_descriptor, bind_stream(Stream_accept(stream)))
+
+    @staticmethod
+    def _reduce_helper(mr, ipc_descriptor):
+        """Import a buffer that was received. The current context stays what it is."""
+        cdef MemoryResource resource
+        if not isinstance(mr, MemoryResource) or not isinstance(ipc_descriptor, IPCBufferDescriptor):
+            raise ValueError(f"what was received is no buffer: {mr!r}, {ipc_descriptor!r}")
+        resource = mr
+        return resource.import_buffer(ipc_descriptor, NULL)
+
+    def __copy__(self):
+        raise TypeError(f"a {type(self).__name__} cannot be copied: it stands for one allocation; see copy_to")
+
+    def __deepcopy__(self, memo):
+        raise TypeError(f"a {type(self).__name__} cannot be copied: it stands for one allocation; see copy_to")
+
+    def __reduce__(self):
+        if self.imported is not None:
+            return Buffer._reduce_helper, (self.imported.resource_or_name(), self.imported.descriptor)
+        descriptor = self.ipc_descriptor
+        return Buffer._reduce_helper, (self.resource, descriptor)
+
     # -- what can be seen in every state ---------------------------------------------------------------------------
 
     @property
@@ -742,15 +845,21 @@ cdef class Buffer(Record):
 
     @property
     def is_mapped(self):
-        """bool: whether the buffer was imported from another process. Never, in this build."""
+        """bool: whether the memory is another process's, imported here."""
         self.ensure_usable()
-        return False
+        return isinstance(_parent(self).owner, Keeper) and (<Keeper>_parent(self).owner).imported is not None
+
+
+cdef Record _parent(Record record):
+    """Return the record that a slice is a part of, however often it was sliced; of others, the record itself."""
+    while isinstance(record.owner, Loan):
+        record = (<Loan>record.owner).record
+    return record
 
 
 cdef object _source_of_attributes(Record record):
     """Return the resource that knows where the memory lives, or None: then the driver is asked."""
-    while isinstance(record.owner, Loan):  # a slice is where its parent is
-        record = (<Loan>record.owner).record
+    record = _parent(record)  # a slice is where its parent is
     if record.resource is None and record.range is not None and record.range.heir is not None:
         record = record.range.heir  # the parent was closed, and the loans hold its memory
     return record.resource if isinstance(record.resource, MemoryResource) else None
@@ -789,6 +898,8 @@ cdef Buffer _take(Record source, object mr, str what):
         after.ensure_adoptable(source)
     buffer = new_buffer(0, 0, after, -1, NULL)
     hand_over(source, buffer, TAKER_MOVED, what)
+    if isinstance(buffer.owner, Keeper):
+        buffer.imported = (<Keeper>buffer.owner).imported
     if after is not None:
         buffer.resource = after
         buffer.deleter = after.deleter

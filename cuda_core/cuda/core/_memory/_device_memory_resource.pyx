@@ -8,9 +8,13 @@ from libc.string cimport memset
 
 from cuda.core._driver cimport check
 from cuda.core._memory._arguments cimport device_argument
-from cuda.core._memory._memory_pool cimport _MemPool, return_to_pool
+from cuda.core._memory._memory_pool cimport return_to_pool
+from cuda.core._memory._pool_access cimport has_access, withdraw_all
+from cuda.core._memory._pool_handle cimport PoolReference
+from cuda.core._memory._shared_pool cimport _SharedPool, enable_sending, open_pool
 
 from cuda.core._memory._option_checks import accept
+from cuda.core._memory._peer_access import PeerAccessibleBySetProxy, replace_peers
 from cuda.core._memory._pool_options import DeviceMemoryResourceOptions
 
 __all__ = ["DeviceMemoryResource", "DeviceMemoryResourceOptions"]
@@ -43,7 +47,7 @@ cdef int _keep_unused_memory(cydriver.CUmemoryPool pool) except -1:
 
 
 @cython.no_gc_clear
-cdef class DeviceMemoryResource(_MemPool):
+cdef class DeviceMemoryResource(_SharedPool):
     """Allocates device memory from a pool of the driver, in the order of streams.
 
     Parameters
@@ -67,6 +71,12 @@ cdef class DeviceMemoryResource(_MemPool):
     Notes
     -----
     Safe from any thread, and without a current context. Making one disturbs no capture.
+
+    A pool that was made with ``ipc_enabled=True`` can be used by other processes. Resources and buffers are sent
+    through ``multiprocessing``, started with spawn or forkserver; or the parts travel by themselves:
+    :attr:`allocation_handle`, which the other process gives to :meth:`from_allocation_handle`, and ``ipc_descriptor``
+    of each buffer, for :meth:`Buffer.from_ipc_descriptor`. A resource that was opened in this way cannot allocate. The
+    exporter's buffer must stay open until all importers have closed theirs.
 
     Examples
     --------
@@ -98,11 +108,93 @@ cdef class DeviceMemoryResource(_MemPool):
             properties.location.id = ordinal
             properties.maxSize = chosen.max_size
             if chosen.ipc_enabled:
+                enable_sending()
                 properties.handleTypes = (
                     cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
                 )
             self.take_own_pool(&properties)
+            try:
+                withdraw_all(self._pool, ordinal)
+            except BaseException:
+                self._pool = NULL
+                self._reference = None
+                raise
         self._ordinal = ordinal
+
+    @classmethod
+    def from_allocation_handle(cls, device_id, alloc_handle):
+        """Open the pool of another process, to import its buffers.
+
+        Parameters
+        ----------
+        device_id : Device or int
+            The device that the pool is of.
+        alloc_handle : IPCAllocationHandle or int
+            The exporter's :attr:`allocation_handle` as it was received, or the number of a file descriptor. Either
+            stays the caller's to close.
+
+        Returns
+        -------
+        DeviceMemoryResource
+            A resource that can import and not allocate. For a handle with the UUID of a registered resource, that one;
+            else the new one is registered with the UUID.
+
+        Raises
+        ------
+        TypeError, ValueError, OSError
+            If an argument is wrong, the descriptor is not open or none of a memory pool, or the pool is none of the
+            device.
+        RuntimeError
+            If the handle is closed.
+        CUDAError
+            If the driver refuses. Nothing is left.
+
+        Examples
+        --------
+        >>> mr = DeviceMemoryResource.from_allocation_handle(0, handle)  # doctest: +SKIP
+        >>> mr.is_mapped
+        True
+        """
+        return open_pool(cls, alloc_handle, device_argument(device_id))
+
+    @classmethod
+    def _open_received(cls, ordinal, handle):
+        return open_pool(cls, handle, device_argument(ordinal))
+
+    cdef int begin_importing(self, PoolReference reference, int ordinal) except -1:
+        if not has_access(reference.handle.pool, ordinal):
+            raise ValueError(f"the memory pool that was received is none of device {ordinal}")
+        return withdraw_all(reference.handle.pool, ordinal)
+
+    @property
+    def peer_accessible_by(self):
+        """PeerAccessibleBySetProxy: the other devices that may use the memory, asked of the driver each time.
+
+        A set of :class:`Device`; ordinals are accepted, too. It can be changed in place, or assigned as a whole: one
+        call of the driver, for all memory of the pool. The device of the pool itself is never in it, and ignored where
+        it is given.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If something assigned is no device, not there, or cannot reach this one. Nothing has changed then.
+        RuntimeError
+            If the resource is closed.
+        CUDAError
+            If the driver refuses.
+
+        Examples
+        --------
+        >>> mr.peer_accessible_by = [1]  # doctest: +SKIP
+        >>> mr.peer_accessible_by.discard(1)
+        """
+        self.ensure_open()
+        return PeerAccessibleBySetProxy(self)
+
+    @peer_accessible_by.setter
+    def peer_accessible_by(self, devices):
+        self.ensure_open()
+        replace_peers(self, devices)
 
     @property
     def device_id(self):

@@ -13,7 +13,8 @@ cdef class _MemPool(IndexedResource):
     cdef PoolReference _reference         # None for a pool that belongs to the whole process
     cdef int _ordinal                     # device of the memory, -1 for memory of the host
     cdef bint _closed
-    cdef bint _shareable
+    cdef bint _shareable                  # with other processes
+    cdef bint _mapped                     # opened here, of another process
     cdef object _uuid
     cdef int take_current_pool(self, cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind) except -1
     cdef int take_own_pool(self, cydriver.CUmemPoolProps* properties) except -1

@@ -215,7 +215,7 @@ cdef class _MemPool(IndexedResource):
 
     @property
     def is_mapped(self):
-        """bool: whether the pool is of another process. Never, in this build."""
+        """bool: whether the pool is of another process. Only those that can be shared ever are."""
         return False
 
     @property
@@ -261,8 +261,8 @@ cdef class _MemPool(IndexedResource):
         Raises
         ------
         TypeError, ValueError, OverflowError
-            If ``size`` is not an integer, negative or too large, or ``stream`` is None or no stream. No driver call is
-            made.
+            If ``size`` is not an integer, negative or too large, or ``stream`` is None or no stream; if the pool is of
+            another process. No driver call is made.
         RuntimeError
             If the resource or the stream is closed, or the stream is being captured; the capture goes on.
         CUDAError
@@ -297,8 +297,9 @@ cdef class _MemPool(IndexedResource):
             order = bind_stream(Stream_accept(stream))
         buffer = new_buffer(0, wanted, self, self._ordinal, order)
         pool = self._pool
-        if pool == NULL:
+        if pool == NULL or self._mapped:
             self.ensure_open()
+            raise TypeError(f"{type(self).__name__} is of another process: buffers are imported here, not allocated")
         if wanted:
             buffer.owner = self._reference  # the pool stays while this call is under way
             if self._holdings is None:

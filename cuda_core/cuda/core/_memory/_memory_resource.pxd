@@ -15,6 +15,8 @@ cdef class MemoryResource:
     cdef int ensure_adoptable(self, Record source) except -1
     cdef int detached(self, Record buffer, Record allocation) except -1
     cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1
+    cdef object export_buffer(self, Record buffer)
+    cdef Record import_buffer(self, object descriptor, StreamHandle* order)
 
 cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1
 cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer)

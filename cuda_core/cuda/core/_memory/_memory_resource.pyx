@@ -7,7 +7,7 @@ from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._ownership cimport STATE_OWNED
 from cuda.core._memory._unique_addresses cimport enter_unique, unique_owner
 from cuda.core._stream cimport Stream, stream_for_python
-from cuda.core._stream_handle cimport StreamHandle
+from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 from cuda.core._errors import OwnershipError
 from cuda.core._memory import _exit_pass
@@ -182,6 +182,18 @@ cdef class MemoryResource:
 
     cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1:
         return self.detached(None, buffer)
+
+    cdef object export_buffer(self, Record buffer):
+        """Return the descriptor by which another process can import memory of this resource."""
+        raise RuntimeError(f"{type(self).__name__} is not IPC-enabled")
+
+    cdef Record import_buffer(self, object descriptor, StreamHandle* order):
+        """Make a buffer for what another process has described, freed behind ``order``, whose reference is taken over.
+
+        With NULL it is the default stream of the device's primary context.
+        """
+        release_stream(order)
+        raise RuntimeError(f"{type(self).__name__} is not IPC-enabled")
 
     def allocate(self, size, *, stream):
         """Allocate memory. To be overridden.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from cuda.core._memory._memory_pool cimport _MemPool
+from cuda.core._memory._shared_pool cimport _SharedPool
 
-cdef class PinnedMemoryResource(_MemPool):
+cdef class PinnedMemoryResource(_SharedPool):
     cdef int _node

@@ -6,7 +6,9 @@ from cuda.bindings cimport cydriver
 from libc.string cimport memset
 
 from cuda.core._memory._host_pool cimport devices_with_host_pools, grant_access, nearest_node
-from cuda.core._memory._memory_pool cimport _MemPool, return_to_pool
+from cuda.core._memory._memory_pool cimport return_to_pool
+from cuda.core._memory._pool_handle cimport PoolReference
+from cuda.core._memory._shared_pool cimport _SharedPool, enable_sending, open_pool
 
 from cuda.core._memory._option_checks import accept
 from cuda.core._memory._pool_options import PinnedMemoryResourceOptions
@@ -15,7 +17,7 @@ __all__ = ["PinnedMemoryResource", "PinnedMemoryResourceOptions"]
 
 
 @cython.no_gc_clear
-cdef class PinnedMemoryResource(_MemPool):
+cdef class PinnedMemoryResource(_SharedPool):
     """Allocates page-locked host memory, which host and devices can use, from a pool and in the order of streams.
 
     Parameters
@@ -38,6 +40,8 @@ cdef class PinnedMemoryResource(_MemPool):
     -----
     Every device that supports it gets read and write access to the pool; without that the driver lets none use its
     memory. Safe from any thread.
+
+    It is shared with other processes like a :class:`DeviceMemoryResource`.
 
     The memory is the host's to use once the stream of the allocation was waited for, and until the buffer is closed.
 
@@ -78,6 +82,7 @@ cdef class PinnedMemoryResource(_MemPool):
                 properties.location.id = node
             properties.maxSize = chosen.max_size
             if chosen.ipc_enabled:
+                enable_sending()
                 properties.handleTypes = (
                     cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
                 )
@@ -90,6 +95,42 @@ cdef class PinnedMemoryResource(_MemPool):
             raise
         self._node = node
 
+    @classmethod
+    def from_allocation_handle(cls, alloc_handle):
+        """Open the pool of another process, to import its buffers.
+
+        Parameters
+        ----------
+        alloc_handle : IPCAllocationHandle or int
+            The exporter's :attr:`allocation_handle` as it was received, or the number of a file descriptor. Either
+            stays the caller's to close.
+
+        Returns
+        -------
+        PinnedMemoryResource
+            A resource that can import and not allocate. For a handle with the UUID of a registered resource, that one;
+            else the new one is registered with the UUID.
+
+        Raises
+        ------
+        TypeError, ValueError, OSError
+            If the handle is wrong, or the descriptor is not open or none of a memory pool.
+        RuntimeError
+            If the handle is closed.
+        CUDAError
+            If the driver refuses. Nothing is left.
+        """
+        return open_pool(cls, alloc_handle, -1)
+
+    @classmethod
+    def _open_received(cls, ordinal, handle):
+        if ordinal is not None:
+            raise ValueError(f"what was received is no pool at the host: it names device {ordinal}")
+        return open_pool(cls, handle, -1)
+
+    cdef int begin_importing(self, PoolReference reference, int ordinal) except -1:
+        return grant_access(reference.handle.pool, devices_with_host_pools(True), True)
+
     @property
     def device_id(self):
         """int: -1, as the memory belongs to no device."""
@@ -97,7 +138,7 @@ cdef class PinnedMemoryResource(_MemPool):
 
     @property
     def numa_id(self):
-        """int: the NUMA node of the host that the memory is taken from; -1 where the system decides."""
+        """int: the NUMA node that the memory is taken from; -1 where the system or another process decides."""
         return self._node
 
     @property

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from cuda.bindings cimport cydriver
-from libc.stdint cimport uint16_t
+from libc.stdint cimport uint16_t, uintptr_t
 
 from cuda.core._memory._allocation cimport Keeper
 
@@ -12,8 +12,12 @@ cdef struct PoolHandle:
 
 cdef class PoolReference(Keeper):
     cdef PoolHandle* handle
+    cdef bint is_of_this_process(self) noexcept
 
 cdef PoolReference make_pool(cydriver.CUmemPoolProps* properties)
+cdef PoolReference import_pool(int descriptor)
+cdef int export_pool(cydriver.CUmemoryPool pool) except -1
+cdef int export_pointer(uintptr_t address, cydriver.CUmemPoolPtrExportData* data) except -1
 cdef int destroy_pool(PoolReference reference) except -1
 cdef PoolHandle* retain_pool(PoolHandle* handle) noexcept nogil
 cdef void release_pool(PoolHandle* handle) noexcept nogil

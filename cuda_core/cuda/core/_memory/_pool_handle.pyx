@@ -12,7 +12,7 @@ RELAXED, so that they disturb nobody's capture.
 import warnings
 
 from cuda.bindings cimport cydriver
-from libc.stdint cimport uint16_t
+from libc.stdint cimport uint16_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
@@ -140,6 +140,10 @@ cdef void release_pool(PoolHandle* handle) noexcept nogil:
 cdef class PoolReference(Keeper):
     """What Python objects hold of a pool: one count of its handle. A buffer has it in the place of an owner."""
 
+    cdef bint is_of_this_process(self) noexcept:
+        """Whether the pool can be used here; in the child of a fork it is the parent's."""
+        return self.handle != NULL and self.handle.generation == fork_generation()
+
     def __dealloc__(self):
         cdef PoolHandle* handle = self.handle
         self.handle = NULL
@@ -156,6 +160,22 @@ cdef PoolReference make_pool(cydriver.CUmemPoolProps* properties):
     CUDAError
         If the driver refuses. Nothing is left then.
     """
+    return _new_pool(properties, -1)
+
+
+cdef PoolReference import_pool(int descriptor):
+    """Open the pool of another process, to import pointers into. The file descriptor stays the caller's.
+
+    Raises
+    ------
+    CUDAError
+        If the driver refuses. Nothing is left then.
+    """
+    return _new_pool(NULL, descriptor)
+
+
+cdef PoolReference _new_pool(cydriver.CUmemPoolProps* properties, int descriptor):
+    """Make a pool with these properties, or open the one behind a descriptor where there are none."""
     cdef PoolReference self = PoolReference.__new__(PoolReference)
     cdef PoolHandle* handle = <PoolHandle*>calloc(1, sizeof(PoolHandle))
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -171,8 +191,17 @@ cdef PoolReference make_pool(cydriver.CUmemPoolProps* properties):
         _try_left()
         result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
         if result == cydriver.CUresult.CUDA_SUCCESS:
-            function = b"cuMemPoolCreate"
-            result = cydriver.cuMemPoolCreate(&handle.pool, properties)
+            if properties != NULL:
+                function = b"cuMemPoolCreate"
+                result = cydriver.cuMemPoolCreate(&handle.pool, properties)
+            else:
+                function = b"cuMemPoolImportFromShareableHandle"
+                result = cydriver.cuMemPoolImportFromShareableHandle(
+                    &handle.pool,
+                    <void*><size_t>descriptor,
+                    cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                    0,
+                )
             cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         handle.pool = NULL
@@ -224,3 +253,35 @@ cdef cydriver.CUresult current_pool(cydriver.CUmemLocation* location, cydriver.C
         result = cydriver.cuMemGetMemPool(pool, location, kind)
     cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     return result
+
+
+cdef int export_pool(cydriver.CUmemoryPool pool) except -1:
+    """Return a new file descriptor by which another process can open a pool. It is the caller's to close."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef int descriptor = -1
+    cdef cydriver.CUresult result
+    cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
+    with nogil:
+        result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuMemPoolExportToShareableHandle"
+            result = cydriver.cuMemPoolExportToShareableHandle(
+                &descriptor, pool, cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0
+            )
+            cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    check(result, function)
+    return descriptor
+
+
+cdef int export_pointer(uintptr_t address, cydriver.CUmemPoolPtrExportData* data) except -1:
+    """Write down what another process needs to import an address, beside the pool."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUresult result
+    cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
+    with nogil:
+        result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuMemPoolExportPointer"
+            result = cydriver.cuMemPoolExportPointer(data, address)
+            cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    return check(result, function)

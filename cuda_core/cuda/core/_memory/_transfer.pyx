@@ -138,8 +138,13 @@ cdef class Allocation(Record):
         Raises
         ------
         OwnershipError
-            If it was adopted or handed over before.
+            If it was adopted or handed over before, or is an import that other buffers have a share of: a free would
+            take the memory from them.
         """
+        if isinstance(self.owner, Keeper) and not (<Keeper>self.owner).is_alone():
+            raise OwnershipError(
+                f"other buffers were imported from the same pointer, and would lose it ({self.describe()})"
+            )
         hand_over(self, None, TAKER_DETACHED, "handed over")
         self.forget()
 

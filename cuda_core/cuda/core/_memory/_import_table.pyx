@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pointers of other processes, counted: the driver gives one address for each, and the first free ends it for all.
+
+Each buffer that was imported has a share of its address. The last share frees, behind the streams of all of them. While
+that free is pending, its streams are remembered: whoever imports the address again waits for them first, as nobody
+says whether the driver's free would take the new import along.
+
+Imports and frees go through one mutex, so that no import returns an address that is just being freed. It is taken
+without the GIL and held for driver calls that wait for nothing; nothing that may need the GIL happens under it.
+"""
+
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memset
+from libcpp.atomic cimport atomic
+
+from cuda.core._memory._pool_release cimport free_in_order
+from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._stream_handle cimport (
+    STREAM_SET,
+    StreamHandle,
+    release_stream,
+    retain_stream,
+    stream_is_capturing,
+    stream_is_gone,
+    stream_is_idle,
+    wait_for_stream,
+)
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t*, void*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+    ctypedef void (*ForkHandler)() noexcept nogil
+    int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
+
+cdef enum:
+    _BUCKETS = 1024
+    _MANY = 8           # streams of one address, before those are looked for that are idle by now
+
+cdef pthread_mutex_t _mutex
+cdef ImportedPointer* _buckets[_BUCKETS]
+cdef ImportedPointer* _ended = NULL  # their streams have to be let go by a thread that may take the GIL
+cdef atomic[long] _live
+
+
+cpdef long live_imports() noexcept:
+    """Return how many addresses of other processes are open here."""
+    return _live.load()
+
+
+cdef void _begin() noexcept nogil:
+    """Start with nothing, also in the child of a fork: there the imports, and perhaps the mutex, are the parent's."""
+    global _ended
+    pthread_mutex_init(&_mutex, NULL)
+    memset(_buckets, 0, sizeof(_buckets))
+    _ended = NULL
+    _live.store(0)
+
+
+_begin()
+if pthread_atfork(NULL, NULL, _begin) != 0:
+    raise MemoryError("no memory for a fork handler")
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+
+cdef ImportedPointer** _place_of(uintptr_t address) noexcept nogil:
+    """Return where the entry of an address hangs, or would. The mutex is held."""
+    cdef ImportedPointer** place = &_buckets[(<uint64_t>address * <uint64_t>0x9E3779B97F4A7C15) >> 54]
+    while place[0] != NULL and place[0].address != address:
+        place = &place[0].next
+    return place
+
+
+cdef long shares_of(ImportedPointer* entry) noexcept nogil:
+    """Return how many shares there are."""
+    cdef long shares
+    pthread_mutex_lock(&_mutex)
+    shares = entry.shares
+    pthread_mutex_unlock(&_mutex)
+    return shares
+
+
+cdef bint has_shares(uintptr_t address) noexcept nogil:
+    """Whether an address was imported and is open."""
+    cdef ImportedPointer* entry
+    cdef bint shared
+    pthread_mutex_lock(&_mutex)
+    entry = _place_of(address)[0]
+    shared = entry != NULL and entry.shares > 0
+    pthread_mutex_unlock(&_mutex)
+    return shared
+
+
+cdef cydriver.CUresult _import_once(cydriver.CUmemoryPool pool, cydriver.CUmemPoolPtrExportData* data,
+                                    ImportedPointer** entry, bint take, Busy* busy,
+                                    const char** function) noexcept nogil:
+    """Import a pointer and count it. ``entry``, a fresh one, is replaced where the address is known already.
+
+    Without ``take``, nothing is counted where an earlier free of the address is pending; ``busy`` then gets its
+    streams.
+    """
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUdeviceptr address = 0
+    cdef cydriver.CUresult result
+    cdef ImportedPointer** place
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuMemPoolImportPointer"
+    pthread_mutex_lock(&_mutex)
+    result = cydriver.cuMemPoolImportPointer(&address, pool, data)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        place = _place_of(<uintptr_t>address)
+        if place[0] == NULL:
+            entry[0].address = <uintptr_t>address
+            place[0] = entry[0]
+        elif not place[0].shares and place[0].closer_count and not take and _copy_streams(place[0], busy):
+            place = NULL
+        if place != NULL:
+            entry[0] = place[0]
+            entry[0].shares += 1
+            if entry[0].shares == 1:
+                _live.fetch_add(1)
+    pthread_mutex_unlock(&_mutex)
+    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    return result
+
+
+cdef bint copy_streams(ImportedPointer* entry, Busy* busy) noexcept nogil:
+    """Retain the streams of an entry that counts as watched. False if there is no memory for it."""
+    cdef bint copied
+    pthread_mutex_lock(&_mutex)
+    copied = _copy_streams(entry, busy)
+    pthread_mutex_unlock(&_mutex)
+    return copied
+
+
+cdef bint _copy_streams(ImportedPointer* entry, Busy* busy) noexcept nogil:
+    """The same with the mutex held."""
+    cdef int place
+    busy.streams = <StreamHandle**>malloc(entry.closer_count * sizeof(StreamHandle*))
+    if busy.streams == NULL:
+        return False
+    for place in range(entry.closer_count):
+        busy.streams[place] = retain_stream(entry.closers[place])
+    busy.count = entry.closer_count
+    return True
+
+
+cdef void _wait_for(Busy* busy) noexcept nogil:
+    """Wait for the work in streams that are not being captured, and let them go."""
+    cdef const char* function = NULL
+    cdef bint capturing = False
+    cdef int place
+    for place in range(busy.count):
+        if stream_is_capturing(busy.streams[place], &capturing, &function) == cydriver.CUresult.CUDA_SUCCESS and (
+            not capturing
+        ):
+            wait_for_stream(busy.streams[place], &function)
+        release_stream(busy.streams[place])
+    free(busy.streams)
+    busy.streams = NULL
+    busy.count = 0
+
+
+cdef cydriver.CUresult import_counted(cydriver.CUmemoryPool pool, cydriver.CUmemPoolPtrExportData* data,
+                                      ImportedPointer** entry, const char** function) noexcept nogil:
+    """Import a pointer and count it, once an earlier free of it has run.
+
+    If that free has taken the first attempt along, the second makes a new mapping; if not, the driver gives it again.
+    """
+    cdef Busy busy
+    cdef cydriver.CUresult result
+    busy.streams = NULL
+    busy.count = 0
+    result = _import_once(pool, data, entry, False, &busy, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS and busy.count:
+        _wait_for(&busy)
+        result = _import_once(pool, data, entry, True, &busy, function)
+    return result
+
+
+cdef bint _keep_stream(ImportedPointer* entry, StreamHandle* order) noexcept nogil:
+    """Remember the stream of a share that is given up. False if there is no memory for it. The mutex is held."""
+    cdef StreamHandle** larger
+    cdef int place
+    for place in range(entry.closer_count):
+        if entry.closers[place] == order:
+            return True
+    larger = <StreamHandle**>realloc(entry.closers, (entry.closer_count + 1) * sizeof(StreamHandle*))
+    if larger == NULL:
+        return False
+    entry.closers = larger
+    entry.closers[entry.closer_count] = retain_stream(order)
+    entry.closer_count += 1
+    return True
+
+
+cdef ImportedPointer* _take_idle(ImportedPointer* entry) noexcept nogil:
+    """Take those streams out of an entry that have nothing to wait for any more. The mutex is held.
+
+    Else an import that stays open would keep every stream that others were ever closed on.
+    """
+    cdef ImportedPointer* taken = <ImportedPointer*>calloc(1, sizeof(ImportedPointer))
+    cdef const char* function = NULL
+    cdef int place, left = 0
+    cdef bint idle
+    if taken == NULL:
+        return NULL
+    taken.closers = <StreamHandle**>calloc(entry.closer_count, sizeof(StreamHandle*))
+    for place in range(entry.closer_count):
+        idle = False
+        if taken.closers != NULL:
+            stream_is_idle(entry.closers[place], &idle, &function)
+        if idle:
+            taken.closers[taken.closer_count] = entry.closers[place]
+            taken.closer_count += 1
+        else:
+            entry.closers[left] = entry.closers[place]
+            left += 1
+    entry.closer_count = left
+    return taken
+
+
+cdef cydriver.CUresult _leave_to_others(ImportedPointer* entry, StreamHandle* order, ImportedPointer** done,
+                                        const char** function) noexcept nogil:
+    """Give up a share that is not the last. As with a free, a stream that is being captured refuses it.
+
+    ``done`` gets streams that are no longer needed; the caller lets them go when the mutex is free.
+    """
+    cdef cydriver.CUresult result
+    cdef bint capturing = False, idle = True
+    if order != NULL:
+        result = stream_is_capturing(order, &capturing, function)
+        if result == cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED or stream_is_gone(order, result):
+            order = NULL  # nothing of it runs any more
+        elif result != cydriver.CUresult.CUDA_SUCCESS:
+            return result
+        if capturing:
+            return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    if order != NULL:
+        result = stream_is_idle(order, &idle, function)
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            return result
+    if not idle:
+        if entry.closer_count >= _MANY:
+            done[0] = _take_idle(entry)
+        if not _keep_stream(entry, order):
+            function[0] = b"realloc"
+            return cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    entry.shares -= 1
+    return cydriver.CUresult.CUDA_SUCCESS
+
+
+cdef cydriver.CUresult _free_last(ImportedPointer* entry, StreamHandle* order, const char** function) noexcept nogil:
+    """Free behind the streams of all shares, which the entry has by now; ``order`` is that of the last one."""
+    cdef StreamHandle all_
+    if not entry.closer_count:
+        return free_in_order(entry.address, order, function)
+    if entry.closer_count == 1:
+        return free_in_order(entry.address, entry.closers[0], function)
+    memset(&all_, 0, sizeof(all_))
+    all_.kind, all_.device_id = STREAM_SET, -1
+    all_.members, all_.member_count = entry.closers, entry.closer_count
+    return free_in_order(entry.address, &all_, function)
+
+
+cdef bint _keep_streams(ImportedPointer* entry, StreamHandle* order) noexcept nogil:
+    """Remember a stream, or all of a set."""
+    cdef int member
+    if order == NULL:
+        return True
+    if order.kind != STREAM_SET:
+        return _keep_stream(entry, order)
+    for member in range(order.member_count):
+        if not _keep_stream(entry, order.members[member]):
+            return False
+    return True
+
+
+cdef cydriver.CUresult give_up_counted(ImportedPointer* entry, StreamHandle* order, bint* pending,
+                                       const char** function) noexcept nogil:
+    """Give up one share. On failure nothing has changed, and ``function`` names the call that was refused.
+
+    ``pending`` tells whether the free was submitted behind work that has not run: the entry then stays, to be looked at
+    again when it has.
+    """
+    cdef ImportedPointer* done = NULL
+    cdef ImportedPointer* ended = NULL
+    cdef cydriver.CUresult result
+    cdef int before
+    pending[0] = False
+    pthread_mutex_lock(&_mutex)
+    if entry.shares > 1:
+        result = _leave_to_others(entry, order, &done, function)
+    else:
+        before = entry.closer_count
+        if _keep_streams(entry, order):
+            result = _free_last(entry, order, function)
+        else:
+            function[0] = b"realloc"
+            result = cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            entry.shares = 0
+            _live.fetch_sub(1)
+            done = _take_idle(entry)
+            if not entry.closer_count:
+                ended = _leave_table(entry)
+            else:
+                pending[0] = True
+                entry.watchers += 1  # the caller sees to that, or says that nobody does
+        else:
+            # A later attempt may name another stream. The caller holds these: none of them ends here.
+            while entry.closer_count > before:
+                entry.closer_count -= 1
+                release_stream(entry.closers[entry.closer_count])
+    pthread_mutex_unlock(&_mutex)
+    _end(done)
+    _end(ended)
+    return result
+
+
+cdef ImportedPointer* _leave_table(ImportedPointer* entry) noexcept nogil:
+    """Take an entry out of the table, and return it unless jobs watch it, which forget it. The mutex is held."""
+    cdef ImportedPointer** place = _place_of(entry.address)
+    place[0] = entry.next
+    entry.next = NULL
+    if entry.watchers:
+        entry.ended = True
+        return NULL
+    return entry
+
+
+cdef void abandon_counted(ImportedPointer* entry) noexcept nogil:
+    """Count a share out that cannot be given up. The entry stays for whoever imports the pointer again."""
+    pthread_mutex_lock(&_mutex)
+    entry.shares -= 1
+    if entry.shares == 0:
+        _live.fetch_sub(1)
+    pthread_mutex_unlock(&_mutex)
+
+
+cdef void _end(ImportedPointer* entry) noexcept nogil:
+    """Let the streams go of what is in no table any more (NULL: nothing), here or on the main thread."""
+    global _ended
+    cdef int member
+    cdef bint kept_by_python = False
+    if entry == NULL:
+        return
+    for member in range(entry.closer_count):
+        kept_by_python = kept_by_python or entry.closers[member].owner != NULL
+    if not kept_by_python:
+        _forget(entry)
+        return
+    # This may be the reaper, which never takes the GIL.
+    pthread_mutex_lock(&_mutex)
+    entry.next = _ended
+    _ended = entry
+    pthread_mutex_unlock(&_mutex)
+    Py_AddPendingCall(_forget_ended, NULL)
+
+
+cdef void _forget(ImportedPointer* entry) noexcept nogil:
+    cdef int member
+    for member in range(entry.closer_count):
+        release_stream(entry.closers[member])
+    free(entry.closers)
+    free(entry)
+
+
+cdef int _forget_ended(void* unused) noexcept:
+    global _ended
+    cdef ImportedPointer* entry
+    cdef ImportedPointer* following
+    with nogil:
+        pthread_mutex_lock(&_mutex)
+        entry = _ended
+        _ended = NULL
+        pthread_mutex_unlock(&_mutex)
+    while entry != NULL:
+        following = entry.next
+        _forget(entry)
+        entry = following
+    return 0
+
+
+# --- frees that are pending ---------------------------------------------------------------------------------------
+
+
+cdef bint look_again(void* data, Failure* failure) noexcept nogil:
+    """Forget an entry whose free has run, unless it was imported again."""
+    cdef ImportedPointer* entry = <ImportedPointer*>data
+    cdef ImportedPointer* ended = NULL
+    cdef ImportedPointer* done = NULL
+    pthread_mutex_lock(&_mutex)
+    entry.watchers -= 1
+    if entry.ended:
+        if not entry.watchers:
+            ended = entry
+    elif not entry.shares:
+        done = _take_idle(entry)
+        if not entry.closer_count:
+            ended = _leave_table(entry)
+    pthread_mutex_unlock(&_mutex)
+    _end(done)
+    _end(ended)
+    return True
+
+
+cdef bint stop_watching(void* data, Failure* failure) noexcept nogil:
+    return True
