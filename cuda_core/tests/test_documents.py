@@ -23,7 +23,7 @@ def tests():
 
 def numbered(text):
     """Return the numbered lines under a heading that speaks of invariants, each with what follows it."""
-    for section in re.split(r"^## ", text, flags=re.M):
+    for section in re.split(r"^###? ", text, flags=re.M):
         if section.lower().startswith(("invariants", "numbered invariants")):
             yield from re.findall(r"^\d+\. .*(?:\n(?!\d+\. |#|\n).*)*", section, re.M)
 

@@ -232,7 +232,7 @@ READABLE = {
     "transferred_to": ...,
     "loans": 0,
 }
-MAKERS = {"from_handle", "adopt"}
+MAKERS = {"from_handle", "adopt", "from_ipc_descriptor"}
 ALWAYS = {"close"}
 ARGUMENTS = {  # positional ones; below, those by keyword
     "set_deallocation_stream": lambda stream, resource: (stream,),

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures at the end of a process reported in the field, a test each, named by the id of its case.
-
-exit-04 and exit-06 speak of sharing between processes and come with it.
-"""
+"""Failures at the end of a process reported in the field, a test each, named by the id of its case."""
 
 import random
 import signal
@@ -247,6 +244,113 @@ def test_exit_03_attributes_can_be_read_in_a_finalizer(how):
         f"True None 0 {2 * granule}",
         f"OWNED True {granule} 1",
     ]
+
+
+EXPORTS = """
+import pickle, sys
+from multiprocessing.reduction import ForkingPickler
+from cuda.core import Buffer, Device
+from shared_pools import SHARED_EVENT, make, opened
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+pools = [make(kind) for kind in ("device", "pinned")]
+buffers = [pool.allocate(4096, stream=stream) for pool in pools]
+handles = [pool.allocation_handle for pool in pools]
+names = [buffer.ipc_descriptor for buffer in buffers]
+event = stream.record(options=SHARED_EVENT)
+name = event.ipc_descriptor
+there = [opened(pool) for pool in pools]
+imports = [Buffer.from_ipc_descriptor(*pair, stream=stream) for pair in zip(there, names)]
+again = [Buffer.from_ipc_descriptor(*pair, stream=stream) for pair in zip(there, names)]
+parts = [buffer[0:16] for buffer in again]
+detached = [Buffer.from_ipc_descriptor(*pair, stream=stream).detach() for pair in zip(there, names)]
+for pool in pools:
+    pool.register(pool.uuid)
+peers = pools[0].peer_accessible_by
+if sys.argv[1] == "on the way":
+    messages = [ForkingPickler.dumps(thing) for thing in (pools, buffers, handles, event)]
+elif sys.argv[1] == "cycle":
+    everything = [pools, buffers, handles, there, imports, again, parts]
+    everything.append(everything)
+elif sys.argv[1] == "module":
+    sys.modules["keeps them"] = [pools, buffers, handles, there, imports, again, parts]
+"""
+
+
+@pytest.mark.parametrize("how", ["globals", "on the way", "cycle", "module"])
+def test_exit_04_what_is_exported_and_imported_at_exit_is_silent(how):
+    assert child_output(EXPORTS, how) == ""
+
+
+UNDER_FORK = """
+import multiprocessing, pickle, sys, warnings
+from multiprocessing.reduction import ForkingPickler
+from cuda.core import Device
+from shared_pools import SHARED_EVENT, make
+if __name__ == "__main__":
+    if sys.argv[1] != "nothing":
+        multiprocessing.set_start_method(sys.argv[1])
+    device = Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    pool = make()
+    buffer = pool.allocate(64, stream=stream)
+    event = stream.record(options=SHARED_EVENT)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for thing in (pool, buffer, event, pool.allocation_handle):
+                ForkingPickler.dumps(thing)
+            pickle.dumps(pool)
+            pickle.dumps(buffer)
+    for entry in seen:
+        print(entry.category.__name__, "'fork'" in str(entry.message), "'spawn'" in str(entry.message))
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [("fork", "UserWarning True True\n"), ("spawn", ""), ("forkserver", ""), ("nothing", "")],
+)
+def test_exit_06_pickling_under_fork_warns_once_and_names_spawn(method, said):
+    assert child_output(UNDER_FORK, method) == said
+
+
+def test_exit_06_a_program_with_a_context_of_its_own_is_not_warned(tmp_path):
+    """Starting a process with spawn settles the program's own method as fork, on most systems."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import multiprocessing, sys, warnings
+warnings.simplefilter("error")
+from cuda.core import Device
+from shared_pools import make
+
+def work(queue, answers):
+    buffer = queue.get()
+    answers.put(buffer.size)
+    buffer.close()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    device = Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    pool = make()
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=work, args=(queue, answers))
+    process.start()
+    buffer = pool.allocate(64, stream=stream)
+    queue.put(buffer)
+    print(answers.get(timeout=60))
+    process.join(60)
+"""
+    )
+    child = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, env=child_environment()
+    )
+    assert (child.returncode, child.stdout, child.stderr) == (0, "64\n", "")
 
 
 THREADS = """

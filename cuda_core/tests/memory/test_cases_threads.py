@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures with threads reported in the field, a test each, named by the id of its case (those without pools)."""
+"""Failures with threads reported in the field, a test each, named by the id of its case."""
 
 import ctypes
 import gc
@@ -13,16 +13,21 @@ from cuda.bindings import driver
 from cuda.core import Allocation, Buffer, CloseResult, LegacyPinnedMemoryResource, Ownership, OwnershipError
 from cuda.core._memory._queue import drain
 from held_work import Waiting
+from peer_process import Peer
+from shared_pools import SIZE, make, opened
 from support import (
     GRANULE,
     blocked,
     check,
+    child_output,
     fill_granules,
     free_memory,
     granules_hold,
     in_context,
     race,
+    read,
     still_allocated,
+    write,
 )
 
 ROUNDS = 50
@@ -51,6 +56,134 @@ class Callback:
         self.function = call
         launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
         assert launch(ctypes.c_void_p(int(stream.handle)), call, None) == 0
+
+
+@pytest.fixture
+def shared(device, stream):
+    """A buffer with a pattern, and its pool as it is opened by others."""
+    pool = make()
+    buffer = pool.allocate(SIZE, stream=stream)
+    stream.sync()
+    write(buffer.handle, b"pattern")
+    there = opened(pool)
+    yield buffer, there
+    there.close()
+    buffer.close()
+    pool.close()
+
+
+@pytest.mark.usefixtures("switch_threads_often")
+def test_thr_01_threads_import_and_drop_one_descriptor(device, shared, stream):
+    """No lock of the library is waited for with the GIL held, nor is Python run under one."""
+    buffer, there = shared
+    name = buffer.ipc_descriptor
+
+    class Noisy:
+        def __del__(self):  # Python runs where a buffer is dropped, and comes back into the library
+            Buffer.from_ipc_descriptor(there, name, stream=stream).close()
+
+    def work():
+        for number in range(ROUNDS):
+            imported = Buffer.from_ipc_descriptor(there, name, stream=stream)
+            cycle = [imported, Noisy()]
+            cycle.append(cycle)
+            del imported, cycle
+            if number % 10 == 0:
+                gc.collect()
+        return "done"
+
+    assert race(*[in_context(work)] * 5) == ["done"] * 5
+    gc.collect()
+
+
+@pytest.mark.usefixtures("switch_threads_often")
+def test_thr_02_an_import_in_hand_is_always_mapped(device, shared):
+    buffer, there = shared
+    name = buffer.ipc_descriptor
+
+    def work(seed):
+        own = device.create_stream()
+        for number in range(4 * ROUNDS):
+            imported = Buffer.from_ipc_descriptor(there, name, stream=own)
+            assert read(imported.handle, 7) == b"pattern"
+            if (number + seed) % 3:
+                imported.close()
+            del imported
+        own.close()
+        return "done"
+
+    threads = [in_context(lambda seed=seed: work(seed)) for seed in range(4)]
+    assert race(*threads) == ["done"] * 4
+
+
+def test_thr_02_an_import_in_hand_is_always_mapped_in_another_process(shared):
+    buffer, _ = shared
+    peer = Peer("spawn")
+    peer.call("start")
+    peer.call("keep", "pool", buffer.memory_resource)
+    before = peer.call("held")
+    assert peer.call("race_imports", buffer.memory_resource, buffer.ipc_descriptor, 1.5, b"pattern") > 20
+    assert peer.call("held") == before
+    peer.call("drop", "pool")
+    assert peer.end() == 0
+
+
+POOLS_IN_THREADS = """
+import gc, sys, threading, time
+from cuda.bindings import driver
+from cuda.core import Buffer, Device
+from cuda.core._memory import _counters
+from cuda.core._memory._queue import drain
+from shared_pools import descriptors, make, opened
+from support import check
+sys.setswitchinterval(1e-5)
+Device(0).set_current()
+context = check(driver.cuCtxGetCurrent())
+make().close()
+before = len(descriptors())
+until = time.monotonic() + 2.5
+failures, rounds = [], []
+
+def work(number):
+    try:
+        check(driver.cuCtxSetCurrent(context))
+        stream = Device(0).create_stream()
+        count = 0
+        while time.monotonic() < until:
+            pool = make(("device", "pinned")[number % 2])
+            handle = pool.allocation_handle
+            buffer = pool.allocate(4096, stream=stream)
+            there = opened(pool)
+            imported = Buffer.from_ipc_descriptor(there, buffer.ipc_descriptor, stream=stream)
+            if count % 2:
+                there.close()
+                pool.close()
+            if count % 3:
+                imported.close()
+                buffer.close()
+            del pool, there, handle, buffer, imported
+            count += 1
+        stream.close()
+        rounds.append(count)
+    except BaseException as error:
+        failures.append(repr(error))
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failures, failures
+assert min(rounds) > 5, rounds
+gc.collect()
+assert drain(20)
+assert len(descriptors()) == before, (len(descriptors()), before)
+print({kind: number for kind, number in _counters.live().items()})
+"""
+
+
+def test_thr_03_shareable_pools_are_made_and_destroyed_in_four_threads():
+    assert child_output(POOLS_IN_THREADS) == "{}\n"
 
 
 @pytest.mark.parametrize(
