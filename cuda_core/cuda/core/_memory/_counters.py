@@ -21,9 +21,10 @@ def live() -> dict[str, int]:
     -------
     dict of str to int
         ``buffers`` that must still return something, ``ranges`` of virtual memory with their ``reservations``,
-        ``mappings`` and ``chunk_references``, ``pools`` that were made or opened here, ``graphs`` of which something is
-        known, ``stream_handles`` and ``event_handles``, releases that are ``queued`` or ``stuck`` in the queue; of what is
-        shared with other processes, ``imports`` (addresses), file ``descriptors`` of pools, and ``registered_pools``.
+        ``mappings`` and ``chunk_references``, ``pools`` that were made or opened here, ``graphs`` of which something
+        is known, ``stream_handles`` and ``event_handles``, releases that are ``queued`` or ``stuck`` in the queue; of
+        what is shared with other processes, ``imports`` (addresses), file ``descriptors`` of pools, and
+        ``registered_pools``.
 
     Notes
     -----
