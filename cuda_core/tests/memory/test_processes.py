@@ -4,6 +4,7 @@
 import gc
 import pickle
 import uuid
+from multiprocessing import resource_tracker
 
 import pytest
 
@@ -213,6 +214,7 @@ def test_ipc_03_importing_many_times_leaves_nothing_there(peer, shared):
 @pytest.mark.parametrize("how", ["end", "kill", "end_at_once"])
 def test_the_importer_ends_first(shared, how):
     shared.memory_resource.allocation_handle  # noqa: B018 - it is made once, and kept
+    resource_tracker.ensure_running()  # the first process of all starts it, and its pipe stays open
     live, before = _counters.live(), descriptors()
     peer = Peer("spawn", "keep", "buffer", shared)
     peer.call("put", "buffer", b"last words")
