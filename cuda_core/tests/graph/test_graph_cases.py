@@ -73,6 +73,20 @@ def test_gr_01_making_and_using_a_pool_disturbs_no_builder(device, stream, mode,
     builder.close()
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [kind for kind, source in SOURCES.items() if source.built_in])
+def test_gr_01_allocating_and_closing_memory_of_any_kind_disturbs_no_builder(device, stream, mode, kind):
+    source = SOURCES[kind](device)
+    with built(device, mode) as builder:
+        buffer = source.allocate(stream=stream)
+        address = buffer.handle
+        assert buffer.close() is CloseResult.DONE
+        assert status(builder.stream) == "ACTIVE"
+    assert given_back(address)
+    builder.complete().close()
+    builder.close()
+
+
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("first", ["graph", "builder"])
 @pytest.mark.parametrize("how", ["close", "drop"])

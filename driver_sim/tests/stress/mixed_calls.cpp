@@ -149,11 +149,23 @@ static void managed_round(CUstream stream) {
 static void capture_round(CUstream stream, int round) {
     MUST(cuStreamBeginCapture(stream, CUstreamCaptureMode(round % 3)));
     CUdeviceptr pointer;
+    CUgraph graph = nullptr;
     if (cuMemAllocAsync(&pointer, 100, stream) == CUDA_SUCCESS) {
         cuMemsetD8Async(pointer, 1, 100, stream);
-        cuMemFreeAsync(pointer, stream);
+        CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+        const CUgraphNode *behind;
+        const CUgraphEdgeData *edges;
+        size_t count;
+        CUgraphNode node;
+        if (round % 2)
+            cuMemFreeAsync(pointer, stream);
+        else if (cuStreamGetCaptureInfo(stream, &status, nullptr, &graph, &behind, &edges, &count) == CUDA_SUCCESS &&
+                 status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+            cuGraphAddMemFreeNode(&node, graph, behind, count, pointer);
+        if (status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+            cuStreamUpdateCaptureDependencies(stream, nullptr, nullptr, 0, CU_STREAM_ADD_CAPTURE_DEPENDENCIES);
+        graph = nullptr;
     }
-    CUgraph graph = nullptr;
     CUgraphExec executable;
     if (cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS && graph) {
         int *counter = new int(0);
@@ -164,7 +176,10 @@ static void capture_round(CUstream stream, int round) {
         if (cuGraphInstantiate(&executable, graph, 0) == CUDA_SUCCESS) {
             cuGraphUpload(executable, stream);
             cuGraphLaunch(executable, stream);
+            CUgraphExecUpdateResultInfo info;
+            cuGraphExecUpdate(executable, graph, &info);
             cuGraphLaunch(executable, stream);
+            cuGraphDebugDotPrint(graph, "/dev/null", 0);
             MUST(cuGraphExecDestroy(executable));  // refused while another thread captures
         }
         cuGraphDestroy(graph);

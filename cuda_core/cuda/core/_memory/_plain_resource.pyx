@@ -63,6 +63,21 @@ cdef cydriver.CUresult free_plain(uintptr_t address, bint host, const char** fun
     return result
 
 
+cdef cydriver.CUresult _allocate_plain(
+    PlainResource resource, size_t size, uintptr_t* address, const char** function
+) noexcept nogil:
+    """Allocate without breaking a capture of this thread, or of the process: these calls are forbidden by both."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUresult result
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    result = resource.raw_allocate(size, address, function)
+    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    return result
+
+
 cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter: after the ordering stream, one driver call."""
     cdef PlainResource resource = record.resource
@@ -152,9 +167,9 @@ cdef class PlainResource(IndexedResource):
         if wanted:
             self.prepare()
             with nogil:
-                result = self.raw_allocate(wanted, &address, &function)
+                result = _allocate_plain(self, wanted, &address, &function)
                 if result == cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY and drain_for_memory():
-                    result = self.raw_allocate(wanted, &address, &function)
+                    result = _allocate_plain(self, wanted, &address, &function)
             check(result, function)
             buffer.pointer = address
         buffer.begin(STATE_OWNED, None, 0)
