@@ -17,6 +17,7 @@ from cuda.core import (
     TransferredTo,
 )
 from graph_tools import SIZE, built, graph_memory_in_use, launch, scratch
+from held_work import Gate
 from support import check, read, still_allocated, warnings_seen
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -76,6 +77,30 @@ def test_memory_that_the_driver_has_allocated_in_a_capture_can_be_owned(device, 
     launch(graph, stream, times=2)
     builder.close()
     graph.close()
+
+
+@pytest.mark.parametrize("how", ["no stream", "several streams"])
+def test_memory_that_the_driver_has_allocated_in_a_launch_can_be_owned(device, stream, how):
+    foreign = Foreign(stream)
+    address = int(check(driver.cuMemAllocAsync(SIZE, int(stream.handle))))
+    foreign.end()
+    foreign.launch()
+
+    other = device.create_stream()
+    buffer = Buffer.from_handle(address, SIZE, mr=GraphMemoryResource(0))  # ordered by the default stream
+    if how == "several streams":
+        buffer.record_stream(stream)
+        buffer.record_stream(other)
+    with Gate(other) as gate:
+        if how == "several streams":
+            check(driver.cuMemsetD8Async(address, 7, SIZE, int(other.handle)))
+        assert buffer.close() is DONE
+        gate.open()
+    device.sync()  # no work has touched freed memory
+    other.close()
+    assert not still_allocated(address)
+    foreign.close()
+    assert graph_memory_in_use() == 0
 
 
 def test_a_subclass_is_asked_for_each_free(device, stream):

@@ -25,11 +25,12 @@ from cuda.core._memory._graph_place cimport (
 )
 from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
 from cuda.core._memory._ownership cimport STATE_OWNED
-from cuda.core._memory._pool_release cimport ensure_freed, may_be_queued
+from cuda.core._memory._pool_release cimport ensure_freed, free_in_order, may_be_queued
 from cuda.core._memory._queue cimport Job, discard_job, enqueue, new_job
 from cuda.core._memory._virtual_range cimport Failure
 from cuda.core._stream cimport Stream, Stream_accept, bind_stream
 from cuda.core._stream_handle cimport (
+    STREAM_SET,
     StreamHandle,
     add_stream,
     enter_stream,
@@ -156,10 +157,13 @@ cdef int _free_place(Record record, GraphPlace place, StreamHandle* order, int w
 
 
 cdef cydriver.CUresult _free_address(uintptr_t address, StreamHandle* order, const char** function) noexcept nogil:
-    """Free as told what nothing is known of: a node where the stream is being captured, else at once."""
+    """Free as told what nothing is known of: a node where the stream is being captured, else in its order."""
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef bint pushed = False
-    cdef cydriver.CUresult result = enter_stream(order, &pushed, function)
+    cdef cydriver.CUresult result
+    if order.kind == STREAM_SET:  # outside of a capture
+        return free_in_order(address, order, function)
+    result = enter_stream(order, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     function[0] = b"cuThreadExchangeStreamCaptureMode"
