@@ -73,7 +73,7 @@ def pytest_addoption(parser):
 
 
 # What goes through all failures and interleavings. It says the same about the package on every Python.
-_EXHAUSTIVE = re.compile(r"test_(machine\w*|races|ownership_model|\w*failures)\.py$")
+_EXHAUSTIVE = re.compile(r"test_(\w*machine\w*|races|ownership_model|\w*failures)\.py$")
 
 
 def _activate(choice, unwatched):

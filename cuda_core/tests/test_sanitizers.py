@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of queue and loans on many threads, with the modules compiled under ThreadSanitizer.
+"""The tests of queue, loans and graphs on many threads, with the modules compiled under ThreadSanitizer.
 
 Compiling takes minutes, so it runs when asked for: with ``CUDA_CORE_SANITIZERS=1`` in the environment. The
 interpreter is the usual one. It is not instrumented, but takes and leaves its lock by calls that the
@@ -49,7 +49,9 @@ def instrumented():
     return target / "lib"
 
 
-@pytest.mark.parametrize("name", ["test_queue.py", "test_loans_threads.py"])
+@pytest.mark.parametrize(
+    "name", ["memory/test_queue.py", "memory/test_loans_threads.py", "graph/test_graph_life.py"]
+)
 def test_under_thread_sanitizer(instrumented, name, tmp_path):
     options = f"exitcode=66 history_size=4 suppressions={SUPPRESSIONS} log_path={tmp_path / 'report'}"
     environment = os.environ | {
@@ -67,10 +69,10 @@ def test_under_thread_sanitizer(instrumented, name, tmp_path):
         "no:cacheprovider",
         "--driver=sim",
         "-k",
-        "not exit",
+        "not exit and not fork and not dead",
     ]
     done = subprocess.run(
-        [*command, str(TESTS / "memory" / name)],
+        [*command, str(TESTS / name)],
         env=environment,
         capture_output=True,
         text=True,
