@@ -283,9 +283,12 @@ def test_a_handle_of_the_bindings_is_a_handle(stream):
 
 
 @pytest.mark.parametrize("priority", ["0", 0.0, 2**40, object()], ids=["str", "float", "large", "object"])
-def test_a_priority_is_an_integer(device, priority):
-    with pytest.raises(TypeError, match="priority must be an integer or None"):
-        device.create_stream(options=StreamOptions(priority=priority))
+def test_a_priority_is_an_integer(device, driver_watch, priority):
+    def create():
+        with pytest.raises(TypeError, match="priority must be an integer or None"):
+            device.create_stream(options=StreamOptions(priority=priority))
+
+    assert not {name for name in driver_watch.calls_of(create) if "Stream" in name}
 
 
 @pytest.mark.parametrize("options", [3, "fast"])

@@ -14,6 +14,7 @@ from cuda.core._stream cimport create_stream, default_stream
 from cuda.core import _event, _stream
 from cuda.core._context import Context
 from cuda.core._device_properties import DeviceProperties
+from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError
 from cuda.core._memory import _location, _peer_access, _virtual_memory_resource
 from cuda.core._memory._device_memory_resource import DeviceMemoryResource
@@ -81,13 +82,13 @@ class Device:
                 ordinal = operator.index(device_id)
             except TypeError:
                 raise TypeError(
-                    f"device_id must be an integer or a Device, got {type(device_id).__name__}: {device_id!r}"
+                    f"device_id must be an integer or a Device, got {type(device_id).__name__}: {shown(device_id)}"
                 ) from None
             if ordinal < 0:
-                raise ValueError(f"device_id must be >= 0, got {ordinal}")
+                raise ValueError(f"device_id must be >= 0, got {shown(ordinal)}")
             device_id = ordinal
         if device_id >= count:
-            raise ValueError(f"device_id must be within [0, {count}), got {device_id}")
+            raise ValueError(f"device_id must be within [0, {count}), got {shown(device_id)}")
         devices = _tls.__dict__.setdefault("devices", {})
         known = devices.get(device_id)
         if known is None:
@@ -210,7 +211,7 @@ class Device:
             context = primary_context(self._device_id)
         else:
             if not isinstance(ctx, Context):
-                raise TypeError(f"ctx must be a Context or None, got {type(ctx).__name__}: {ctx!r}")
+                raise TypeError(f"ctx must be a Context or None, got {type(ctx).__name__}: {shown(ctx)}")
             if ctx.is_closed:
                 raise ValueError("ctx has been closed")
             if ctx.device_id != self._device_id:
@@ -323,7 +324,7 @@ class Device:
     def memory_resource(self, resource):
         if not isinstance(resource, MemoryResource):
             raise TypeError(
-                f"memory_resource must be a MemoryResource, got {type(resource).__name__}: {resource!r}"
+                f"memory_resource must be a MemoryResource, got {type(resource).__name__}: {shown(resource)}"
             )
         self._memory_resource = resource
 

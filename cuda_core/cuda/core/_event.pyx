@@ -15,6 +15,8 @@ from cuda.core._event_descriptor cimport IPCEventDescriptor, name_event
 from cuda.bindings import driver
 from cuda.core._start_method import warn_under_fork
 
+from cuda.core._error_text import shown
+
 __all__ = ["Event", "EventOptions"]
 
 cdef atomic[long] _live
@@ -54,7 +56,7 @@ cdef object _checked_options(object options):
     if isinstance(options, dict):
         return EventOptions(**options)
     if not isinstance(options, EventOptions):
-        raise TypeError(f"options must be EventOptions, a dict or None, got {type(options).__name__}: {options!r}")
+        raise TypeError(f"options must be EventOptions, a dict or None, got {type(options).__name__}: {shown(options)}")
     return options
 
 

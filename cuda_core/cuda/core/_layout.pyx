@@ -19,6 +19,8 @@ from cuda.core._layout_numbers cimport (
 import math
 import operator
 
+from cuda.core._error_text import shown
+
 __all__ = ["_StridedLayout"]
 
 
@@ -96,7 +98,7 @@ cdef class _StridedLayout:
             if divide_strides:
                 for stride in steps:
                     if stride % size:
-                        raise ValueError(f"strides must be divisible by itemsize, got {strides!r} and {size}")
+                        raise ValueError(f"strides must be divisible by itemsize, got {shown(strides)} and {size}")
                 steps = [stride // size for stride in steps]
             self._strides = tuple(steps)
         self._shape = extents
@@ -331,7 +333,7 @@ cdef class _StridedLayout:
         cdef int where
         limit = integer(max_itemsize, "max_itemsize")
         if limit <= 0:
-            raise ValueError(f"max_itemsize must be greater than zero, got {limit}.")
+            raise ValueError(f"max_itemsize must be greater than zero, got {shown(limit)}.")
         if limit < self.itemsize:
             raise ValueError(f"max_itemsize ({limit}) cannot be less than itemsize ({self.itemsize}).")
         where = axis_of(axis, len(self._shape), "axis:")
@@ -367,7 +369,7 @@ cdef class _StridedLayout:
         cdef _StridedLayout merged
         unknown = extents.count(-1)
         if unknown > 1:
-            raise ValueError(f"There can be at most one -1 extent in a shape, got {shape!r}")
+            raise ValueError(f"There can be at most one -1 extent in a shape, got {shown(shape)}")
         if unknown:
             at = extents.index(-1)
             known = math.prod(extents_of(tuple(extents[:at] + extents[at + 1:])))
@@ -443,7 +445,7 @@ cdef class _StridedLayout:
         else:
             wanted = operator.index(mask)
             if not 0 <= wanted < 2**64:
-                raise OverflowError(f"mask must fit into 64 bits, got {wanted}")
+                raise OverflowError(f"mask must fit into 64 bits, got {shown(wanted)}")
         if not ndim:
             return new_layout((1,), (1,), self.itemsize, self.slice_offset)
         strides = self._known_strides()
@@ -540,7 +542,7 @@ cdef class _StridedLayout:
         cdef int where
         size = integer(itemsize, "itemsize")
         if size <= 0:
-            raise ValueError(f"new itemsize must be greater than zero, got {size}.")
+            raise ValueError(f"new itemsize must be greater than zero, got {shown(size)}.")
         if size == self.itemsize:
             return self
         where = axis_of(axis, len(self._shape), "axis:")

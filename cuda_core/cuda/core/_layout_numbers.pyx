@@ -7,6 +7,8 @@ and other libraries read it as such.
 
 import operator
 
+from cuda.core._error_text import shown
+
 cdef int _MAX_NDIM = 64  # a mask of axes is one 64-bit word
 cdef object _LARGEST = 2**63 - 1
 cdef object _SMALLEST = -(2**63)
@@ -17,7 +19,7 @@ cdef object _SMALLEST = -(2**63)
 
 cdef object fitting(object number):
     if not _SMALLEST <= number <= _LARGEST:
-        raise OverflowError(f"value too large: {number} does not fit into 64 bits")
+        raise OverflowError(f"value too large: {shown(number)} does not fit into 64 bits")
     return number
 
 
@@ -25,7 +27,7 @@ cdef object integer(object value, str name):
     try:
         return fitting(operator.index(value))
     except TypeError:
-        raise TypeError(f"an integer is required in {name}, got {type(value).__name__}: {value!r}") from None
+        raise TypeError(f"an integer is required in {name}, got {type(value).__name__}: {shown(value)}") from None
 
 
 cdef tuple extents_of(tuple shape):
@@ -33,7 +35,7 @@ cdef tuple extents_of(tuple shape):
     check_ndim(len(extents))
     for extent in extents:
         if extent < 0:
-            raise ValueError(f"Extents must be non-negative, got {shape!r}")
+            raise ValueError(f"Extents must be non-negative, got {shown(shape)}")
     return tuple(extents)
 
 
@@ -45,12 +47,12 @@ cdef int check_ndim(int ndim) except -1:
 
 cdef int positive_itemsize(object itemsize) except -1:
     if isinstance(itemsize, (str, bytes, float)) or not hasattr(itemsize, "__index__"):
-        raise TypeError(f"itemsize must be an integer, got {type(itemsize).__name__}: {itemsize!r}")
+        raise TypeError(f"itemsize must be an integer, got {type(itemsize).__name__}: {shown(itemsize)}")
     number = operator.index(itemsize)
     if number <= 0:
-        raise ValueError(f"itemsize must be positive, got {number}")
+        raise ValueError(f"itemsize must be positive, got {shown(number)}")
     if number > 2**31 - 1:
-        raise OverflowError(f"itemsize: value too large to convert to int, got {number}")
+        raise OverflowError(f"itemsize: value too large to convert to int, got {shown(number)}")
     return number
 
 

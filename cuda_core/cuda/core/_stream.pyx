@@ -33,6 +33,9 @@ from cuda.core._stream_order cimport context_of_stream
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
 from cuda.bindings import driver
 
+from cuda.core._address import address_of
+from cuda.core._error_text import shown
+
 __all__ = ["LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM", "Stream", "StreamOptions"]
 
 # Set by the device and the graph module when they are imported; modules below them cannot import them.
@@ -108,7 +111,9 @@ cdef object _checked_options(object options):
     if isinstance(options, dict):
         return StreamOptions(**options)
     if not isinstance(options, StreamOptions):
-        raise TypeError(f"options must be StreamOptions, a dict or None, got {type(options).__name__}: {options!r}")
+        raise TypeError(
+            f"options must be StreamOptions, a dict or None, got {type(options).__name__}: {shown(options)}"
+        )
     return options
 
 
@@ -121,37 +126,48 @@ cdef Stream wrap_stream(StreamHandle* handle):
     return self
 
 
+cdef object _priority_argument(object priority):
+    """Return a priority as a C integer, or None. Which of them the device has is the driver's to say."""
+    cdef int number
+    if priority is None:
+        return None
+    try:
+        number = operator.index(priority)
+        return number
+    except (TypeError, OverflowError):
+        raise TypeError(f"priority must be an integer or None, got {shown(priority)}") from None
+
+
 cdef Stream create_stream(cydriver.CUcontext context, int device_id, object options):
     """Create a stream in the calling thread's current context, which ``context`` names."""
     cdef object checked = _checked_options(options)
-    cdef cydriver.CUstream stream = NULL
-    cdef cydriver.CUresult result
+    cdef bint nonblocking = checked.nonblocking
+    cdef object wanted = _priority_argument(checked.priority)
+    # All that needs memory comes first: a stream without a holder would never be destroyed.
+    cdef Stream self = Stream.__new__(Stream)
     cdef StreamHandle* handle
-    cdef int low = 0, high = 0, priority
+    cdef cydriver.CUresult result
+    cdef int low = 0, high = 0, priority = 0
     cdef unsigned int flags = (
-        cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        if checked.nonblocking
-        else cydriver.CUstream_flags.CU_STREAM_DEFAULT
+        cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING if nonblocking else cydriver.CUstream_flags.CU_STREAM_DEFAULT
     )
-    if checked.priority is not None:
+    if wanted is not None:
         with nogil:
             result = cydriver.cuCtxGetStreamPriorityRange(&low, &high)
         check(result, b"cuCtxGetStreamPriorityRange")
-        try:
-            priority = operator.index(checked.priority)
-        except (TypeError, OverflowError):
-            raise TypeError(f"priority must be an integer or None, got {checked.priority!r}") from None
-        if not high <= priority <= low:
-            raise ValueError(f"priority must lie between {high} and {low}, got {priority}")
-    else:
-        priority = 0
+        if not high <= wanted <= low:
+            raise ValueError(f"priority must lie between {high} and {low}, got {shown(wanted)}")
+        priority = wanted
+    handle = new_stream_handle(NULL, context, device_id, STREAM_OWNED)
     with nogil:
-        result = cydriver.cuStreamCreateWithPriority(&stream, flags, priority)
-    check(result, b"cuStreamCreateWithPriority")
-    handle = new_stream_handle(stream, context, device_id, STREAM_OWNED)
-    self = wrap_stream(handle)
-    release_stream(handle)
-    self._nonblocking = bool(checked.nonblocking)
+        result = cydriver.cuStreamCreateWithPriority(&handle.stream, flags, priority)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        handle.kind = STREAM_FOREIGN  # there is none to destroy
+        release_stream(handle)
+        check(result, b"cuStreamCreateWithPriority")
+    self._handle = handle
+    self._key = <size_t>handle.stream
+    self._nonblocking = nonblocking
     return self
 
 
@@ -360,7 +376,7 @@ cdef class Stream:
         if event is None:
             mark = self._new_event(options)
         elif not isinstance(event, Event):
-            raise TypeError(f"event must be an Event or None, got {type(event).__name__}: {event!r}")
+            raise TypeError(f"event must be an Event or None, got {type(event).__name__}: {shown(event)}")
         else:
             mark = event
             mark.ensure_recordable()
@@ -423,7 +439,7 @@ cdef class Stream:
             if not isinstance(event_or_stream, Stream) and not hasattr(event_or_stream, "__cuda_stream__"):
                 raise ValueError(
                     "only an Event, a Stream or an object with __cuda_stream__ can be waited for, got "
-                    f"{type(event_or_stream).__name__}: {event_or_stream!r}"
+                    f"{type(event_or_stream).__name__}: {shown(event_or_stream)}"
                 )
             mark = Stream_accept(event_or_stream, True).record()
             own = True
@@ -522,11 +538,14 @@ cdef class StreamCarrier:
 
 cdef object _address(object handle):
     """Return the address that a handle stands for: an integer, or an object such as ``driver.CUstream``."""
-    if isinstance(handle, (str, bytes, bytearray, float)) or not hasattr(handle, "__int__"):
-        raise TypeError(f"the handle of a stream must be an integer, got {type(handle).__name__}: {handle!r}")
-    address = int(handle)
+    try:
+        address = address_of(handle)
+    except TypeError:
+        raise TypeError(
+            f"the handle of a stream must be an integer, got {type(handle).__name__}: {shown(handle)}"
+        ) from None
     if not 0 <= address < 2**64:
-        raise OverflowError(f"the handle of a stream must lie between 0 and 2**64 - 1, got {address}")
+        raise OverflowError(f"the handle of a stream must lie between 0 and 2**64 - 1, got {shown(address)}")
     return address
 
 
@@ -576,17 +595,17 @@ cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=False):
         raise TypeError("stream is required, got None")
     protocol = getattr(arg, "__cuda_stream__", None) if allow_stream_protocol else None
     if protocol is None:
-        raise TypeError(f"stream must be a Stream, got {type(arg).__name__}: {arg!r}")
+        raise TypeError(f"stream must be a Stream, got {type(arg).__name__}: {shown(arg)}")
     answer = protocol() if callable(protocol) else protocol
     try:
         version, address = answer
     except (TypeError, ValueError):
         raise RuntimeError(
             f"__cuda_stream__ of {type(arg).__name__} must give a sequence with 2 elements, (version, address), "
-            f"got {answer!r}"
+            f"got {shown(answer)}"
         ) from None
     if version != 0:
-        raise RuntimeError(f"__cuda_stream__ of {type(arg).__name__} gave version {version!r}; 0 is understood")
+        raise RuntimeError(f"__cuda_stream__ of {type(arg).__name__} gave version {shown(version)}; 0 is understood")
     return _wrap_foreign(_address(address), arg)
 
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from cuda.core._error_text import shown
 from cuda.core._memoryview import StridedMemoryView
 
 __all__ = ["args_viewable_as_strided_memory"]
@@ -58,7 +59,9 @@ def args_viewable_as_strided_memory(
     """
 
     if not isinstance(arg_indices, tuple):
-        raise TypeError(f"arg_indices must be a tuple, got {type(arg_indices).__name__}: {arg_indices!r}")
+        raise TypeError(
+            f"arg_indices must be a tuple, got {type(arg_indices).__name__}: {shown(arg_indices)}"
+        )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -11,6 +11,7 @@ from cuda.core import (
     LEGACY_DEFAULT_STREAM,
     Buffer,
     CUDAError,
+    LegacyPinnedMemoryResource,
     Ownership,
     OwnershipError,
     VirtualMemoryResource,
@@ -191,14 +192,34 @@ def test_a_pattern_that_closes_the_buffer_is_met_by_a_closed_buffer(device, stre
     resource = Plain()
     buffer = resource.allocate(SMALL)
 
-    class Sly(int):
-        def __lt__(self, other):
-            buffer.close()
-            return super().__lt__(other)
+    class Sly(Plain):
+        """Closes the other buffer when it is asked whether the host may read this one."""
 
+        is_host_accessible = property(lambda self: buffer.close() is not None)
+
+        def give_back(self, ptr):
+            pass
+
+    memory = ctypes.c_char(b"a")
+    pattern = Buffer.from_handle(ctypes.addressof(memory), 1, Sly())
     with pytest.raises(OwnershipError, match="Buffer has been closed"):
-        buffer.fill(Sly(1), stream=stream)
+        buffer.fill(pattern, stream=stream)
     assert resource.held == {}
+
+
+class Lying(int):
+    """An integer of which every comparison and conversion lies."""
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = lambda self, other: True
+    __hash__ = int.__hash__
+    __index__ = __int__ = lambda self: 7
+
+
+@pytest.mark.parametrize("value", [-1, 256, 2**40])
+def test_what_an_integer_says_of_itself_does_not_count(device, stream, driver_watch, value):
+    with LegacyPinnedMemoryResource().allocate(SMALL) as buffer, driver_watch.no_call():
+        with pytest.raises(OverflowError, match=f"got {value}"):
+            buffer.fill(Lying(value), stream=stream)
 
 
 @pytest.mark.watched

@@ -7,6 +7,9 @@ from libc.stdint cimport uintptr_t
 
 from cuda.core._context cimport device_count
 
+from cuda.core._address import address_of
+from cuda.core._error_text import shown
+
 # One limit for all sizes. It leaves room for rounding up and for the signed sizes of other libraries.
 cdef object _LARGEST = 2**63 - 1
 
@@ -24,15 +27,15 @@ cpdef size_t size_argument(object value, str name) except? 0xFFFFFFFF:
         If it is larger than 2**63 - 1.
     """
     if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}") from None
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {shown(value)}") from None
     if number < 0:
-        raise ValueError(f"{name} must not be negative, got {number}")
+        raise ValueError(f"{name} must not be negative, got {shown(number)}")
     if number > _LARGEST:
-        raise OverflowError(f"{name} must be at most 2**63 - 1, got {number}")
+        raise OverflowError(f"{name} must be at most 2**63 - 1, got {shown(number)}")
     return number
 
 
@@ -47,16 +50,14 @@ cdef uintptr_t pointer_argument(object value, str name) except? 0xFFFFFFFF:
     """Return an address given as an integer, a ``CUdeviceptr`` or None (0)."""
     if value is None:
         return 0
-    if isinstance(value, (bool, float, str, bytes, bytearray)):  # int() would read them as numbers
-        raise TypeError(f"{name} must be an address, got {value!r}")
     try:
-        number = int(value)
+        number = address_of(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be an address, got {type(value).__name__}: {value!r}") from None
+        raise TypeError(f"{name} must be an address, got {type(value).__name__}: {shown(value)}") from None
     if number < 0:
-        raise ValueError(f"{name} must not be negative, got {number}")
+        raise ValueError(f"{name} must not be negative, got {shown(number)}")
     if number >= 2**64:
-        raise OverflowError(f"{name} must fit into 64 bits, got {number}")
+        raise OverflowError(f"{name} must fit into 64 bits, got {shown(number)}")
     return number
 
 
@@ -66,11 +67,11 @@ cdef int device_argument(object device) except -1:
         number = operator.index(getattr(device, "device_id", device))
     except TypeError:
         raise TypeError(
-            f"device_id must be a Device or an integer, got {type(device).__name__}: {device!r}"
+            f"device_id must be a Device or an integer, got {type(device).__name__}: {shown(device)}"
         ) from None
     if number < 0:
-        raise ValueError(f"device_id must be >= 0, got {number}")
+        raise ValueError(f"device_id must be >= 0, got {shown(number)}")
     count = device_count()
     if number >= count:
-        raise ValueError(f"device_id must be within [0, {count}), got {number}")
+        raise ValueError(f"device_id must be within [0, {count}), got {shown(number)}")
     return number

@@ -6,6 +6,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from cuda.core._error_text import shown
+
 __all__ = ["ArrayView"]
 
 
@@ -30,10 +32,10 @@ class ArrayView:
         self._part: Any = None
         text = getattr(typestr, "str", typestr)
         if not isinstance(text, str) or len(text) < 3 or text[0] not in "<>|=" or not text[2:].isdigit():
-            raise ValueError(f"typestr must be an array interface type such as '<f4', got {typestr!r}")
+            raise ValueError(f"typestr must be an array interface type such as '<f4', got {shown(typestr)}")
         itemsize = int(text[2:])
         if itemsize == 0:
-            raise ValueError(f"typestr must have a size, got {typestr!r}")
+            raise ValueError(f"typestr must have a size, got {shown(typestr)}")
         size = buffer.size
         if shape is None:
             if size % itemsize:
@@ -46,10 +48,12 @@ class ArrayView:
             total = itemsize
             for extent in extents:
                 if extent < 0:
-                    raise ValueError(f"shape must not be negative, got {shape!r}")
+                    raise ValueError(f"shape must not be negative, got {shown(shape)}")
                 total *= extent
             if total > size:
-                raise ValueError(f"shape {shape!r} of {text!r} needs {total} bytes, the buffer has {size}")
+                raise ValueError(
+                    f"shape {shown(shape)} of {text!r} needs {total} bytes, the buffer has {size}"
+                )
         self._typestr, self._shape = text, extents
         self._host, self._device = buffer.is_host_accessible, buffer.is_device_accessible
         self._part = buffer[:]

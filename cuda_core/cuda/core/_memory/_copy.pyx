@@ -16,6 +16,7 @@ from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
 from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, release_stream
 
+from cuda.core._error_text import shown
 from cuda.core._memory._copy_options import CopyOptions, MemcpyOverlapMode, MemcpySrcAccessOrder
 
 ctypedef cydriver.CUresult (*WithAttributes)(
@@ -146,7 +147,7 @@ cdef int ensure_copy_options(object options, Stream stream, str caller) except -
     if options is None:
         return 0
     if not isinstance(options, CopyOptions):
-        raise TypeError(f"{caller}: options must be CopyOptions, got {type(options).__name__}: {options!r}")
+        raise TypeError(f"{caller}: options must be CopyOptions, got {type(options).__name__}: {shown(options)}")
     if _is_legacy(stream):
         raise TypeError(
             f"{caller} does not accept LEGACY_DEFAULT_STREAM with options: the driver refuses it for a copy with "

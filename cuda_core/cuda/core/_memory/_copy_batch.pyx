@@ -19,6 +19,7 @@ from cuda.core._memory._copy cimport (
 from cuda.core._stream cimport Stream, Stream_accept
 from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, release_stream
 
+from cuda.core._error_text import shown
 from cuda.core._memory._copy_options import CopyOptions
 
 __all__ = ["copy_batch"]
@@ -61,7 +62,7 @@ cdef list _options_argument(object options, Py_ssize_t count):
     if not isinstance(options, Sequence):
         raise TypeError(
             f"copy_batch: options must be CopyOptions or a sequence of CopyOptions, got {type(options).__name__}: "
-            f"{options!r}"
+            f"{shown(options)}"
         )
     result = list(options)
     if len(result) != count:
@@ -69,7 +70,7 @@ cdef list _options_argument(object options, Py_ssize_t count):
     for one in result:
         if not isinstance(one, CopyOptions):
             raise TypeError(
-                f"copy_batch: each options element must be CopyOptions, got {type(one).__name__}: {one!r}"
+                f"copy_batch: each options element must be CopyOptions, got {type(one).__name__}: {shown(one)}"
             )
     return result
 

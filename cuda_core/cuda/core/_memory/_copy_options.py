@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from cuda.core._error_text import shown
 from cuda.core.typing import _StringEnum
 
 __all__ = ["CopyOptions", "MemcpyOverlapMode", "MemcpySrcAccessOrder"]
@@ -68,8 +69,12 @@ class CopyOptions:
     def _convert(self, name: str, kind: type[enum.Enum]) -> None:
         value = getattr(self, name)
         try:
+            if not isinstance(
+                value, str
+            ):  # as are the members; and the error of an enumeration prints the value
+                raise TypeError
             member = kind(value)
         except (TypeError, ValueError):
             known = ", ".join(repr(member.value) for member in kind)
-            raise ValueError(f"invalid {name}: {value!r} (one of {known})") from None
+            raise ValueError(f"invalid {name}: {shown(value)} (one of {known})") from None
         object.__setattr__(self, name, member)

@@ -24,6 +24,8 @@ from cuda.core._memory._dlpack_abi cimport (
     DLTensor,
 )
 
+from cuda.core._error_text import shown
+
 cdef const char* _NAME = b"dltensor"
 cdef const char* _NAME_VERSIONED = b"dltensor_versioned"
 cdef const char* _USED = b"used_dltensor"
@@ -116,7 +118,7 @@ cdef ImportedTensor take_capsule(object capsule):
     cdef const char* name
     cdef DLManagedTensor* managed
     if not PyCapsule_CheckExact(capsule):
-        raise TypeError(f"__dlpack__ must return a capsule, got {type(capsule).__name__}: {capsule!r}")
+        raise TypeError(f"__dlpack__ must return a capsule, got {type(capsule).__name__}: {shown(capsule)}")
     name = PyCapsule_GetName(capsule)
     if name != NULL and strcmp(name, _NAME_VERSIONED) == 0:
         self = take_managed(<DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, _NAME_VERSIONED))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fill a buffer with a repeated pattern of 1, 2 or 4 bytes, in the order of a stream."""
 
+import operator
+
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
@@ -13,22 +15,25 @@ from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
 from cuda.core._stream_handle cimport StreamHandle, release_stream
 
+from cuda.core._error_text import shown
+
 
 cdef size_t _pattern(object value, uint32_t* pattern) except 0:
     """Read the pattern; return how many bytes it has."""
     cdef Py_buffer view
     cdef Py_ssize_t width
     if isinstance(value, int):
-        if not 0 <= value < 256:
-            raise OverflowError(f"value must be in range [0, 256) for an integer, got {value}")
-        pattern[0] = value
+        number = operator.index(value)  # of a subclass, whatever its comparisons say
+        if not 0 <= number < 256:
+            raise OverflowError(f"value must be in range [0, 256) for an integer, got {shown(number)}")
+        pattern[0] = number
         return 1
     try:
         PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
     except TypeError as error:
         raise TypeError(
             f"value must be an integer or an object of 1, 2 or 4 bytes with the buffer protocol, got "
-            f"{type(value).__name__}: {value!r} ({error})"
+            f"{type(value).__name__}: {shown(value)} ({error})"
         ) from None
     try:
         width = view.len

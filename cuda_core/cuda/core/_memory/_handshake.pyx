@@ -27,6 +27,9 @@ from cuda.core._stream_handle cimport (
 )
 from cuda.core._stream_order cimport context_of_stream, wait_behind
 
+from cuda.core._address import address_of
+from cuda.core._error_text import shown
+
 
 cdef object stream_number(object stream, str name):
     """Return NO_STREAM, NO_SYNC or the number of a stream; 0 is left to the caller to judge.
@@ -40,14 +43,14 @@ cdef object stream_number(object stream, str name):
     """
     if stream is None:
         return NO_STREAM
-    if isinstance(stream, (bool, float, str, bytes, bytearray)):  # int() would read them as numbers
-        raise TypeError(f"{name} must be an int or None, got {stream!r}")
     try:
-        number = int(stream)  # a CUstream of the bindings has no __index__
+        number = address_of(stream)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be an int or None, got {type(stream).__name__}: {stream!r}") from None
+        raise TypeError(
+            f"{name} must be an int or None, got {type(stream).__name__}: {shown(stream)}"
+        ) from None
     if number < -1 or number >= 2**64:
-        raise ValueError(f"{name} must be -1 or the address of a stream, got {number}")
+        raise ValueError(f"{name} must be -1 or the address of a stream, got {shown(number)}")
     return number
 
 

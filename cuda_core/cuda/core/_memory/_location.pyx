@@ -5,6 +5,7 @@ import os
 
 from cuda.bindings cimport cydriver
 
+from cuda.core._error_text import shown
 from cuda.core._host import Host
 
 # Set by the device module when it is imported; modules below it cannot import it.
@@ -43,7 +44,7 @@ cdef cydriver.CUmemLocation location_argument(object place, bint check_node) exc
             location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
         else:
             if place.numa_id > 0x7FFFFFFF:
-                raise ValueError(f"numa_id must be a NUMA node of this machine, got {place.numa_id}")
+                raise ValueError(f"numa_id must be a NUMA node of this machine, got {shown(place.numa_id)}")
             location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
             location.id = place.numa_id
             if check_node:
@@ -52,7 +53,7 @@ cdef cydriver.CUmemLocation location_argument(object place, bint check_node) exc
     if place is None:
         raise ValueError("location is required")
     if not is_place(place):
-        raise TypeError(f"location must be a Device, Host, or None; got {type(place).__name__}: {place!r}")
+        raise TypeError(f"location must be a Device, Host, or None; got {type(place).__name__}: {shown(place)}")
     location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     location.id = place.device_id
     return location

@@ -14,6 +14,7 @@ from cuda.core._memory._managed_operations cimport (
     read_preferred_location,
 )
 
+from cuda.core._error_text import shown
 from cuda.core._host import Host
 from cuda.core._memory._managed_operations import discard, discard_prefetch, prefetch
 
@@ -27,10 +28,12 @@ cdef bint _is_numa_host(object place) except -1:
 cdef int _ensure_accessor(object place, str text) except -1:
     """Refuse what cannot be advised to access memory, before any driver call."""
     if not is_place(place):
-        raise TypeError(f"{text}, got {type(place).__name__}: {place!r}")
+        raise TypeError(f"{text}, got {type(place).__name__}: {shown(place)}")
     if _is_numa_host(place):
         kind = "host_numa_current" if place.is_numa_current else "host_numa"
-        raise ValueError(f"advise CU_MEM_ADVISE_SET_ACCESSED_BY does not support location_type='{kind}' ({place!r})")
+        raise ValueError(
+            f"advise CU_MEM_ADVISE_SET_ACCESSED_BY does not support location_type='{kind}' ({shown(place)})"
+        )
     return 0
 
 
@@ -186,7 +189,7 @@ cdef class ManagedBuffer(Buffer):
         for place in wanted:
             if not is_place(place):
                 raise TypeError(
-                    f"accessed_by entries must be Device or Host, got {type(place).__name__}: {place!r}"
+                    f"accessed_by entries must be Device or Host, got {type(place).__name__}: {shown(place)}"
                 )
         for place in wanted:
             _ensure_accessor(place, "accessed_by entries must be Device or Host")

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from cuda.core._error_text import shown
 from cuda.core._memory._arguments import size_argument
 
 __all__ = ["a_flag", "accept", "bytes_count", "one_of"]
@@ -20,12 +21,12 @@ def one_of(name: str, kind: type, *, optional: bool = False) -> Callable[[Any], 
         if value is None and optional:
             return None
         if not isinstance(value, str):
-            raise TypeError(f"{name} must be a string{' or None' if optional else ''}, got {value!r}")
+            raise TypeError(f"{name} must be a string{' or None' if optional else ''}, got {shown(value)}")
         try:
             return kind(value)
         except ValueError:
             known = ", ".join(repr(member.value) for member in kind)
-            raise ValueError(f"{name} must be one of {known}, got {value!r}") from None
+            raise ValueError(f"{name} must be one of {known}, got {shown(value)}") from None
 
     return convert
 
@@ -46,7 +47,7 @@ def a_flag(name: str) -> Callable[[Any], bool]:
 
     def convert(value: Any) -> bool:
         if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
+            raise TypeError(f"{name} must be True or False, got {shown(value)}")
         return value
 
     return convert
@@ -58,11 +59,11 @@ def accept(cls: type, value: Any, name: str) -> Any:
         unknown = [key for key in value if key not in attrs.fields_dict(cls)]
         if unknown:
             raise TypeError(
-                f"{name} has no option {unknown[0]!r}; known are {', '.join(attrs.fields_dict(cls))}"
+                f"{name} has no option {shown(unknown[0])}; known are {', '.join(attrs.fields_dict(cls))}"
             )
         return cls(**value)
     if not isinstance(value, cls):
         raise TypeError(
-            f"{name} must be {cls.__name__}, a dict or None, got {type(value).__name__}: {value!r}"
+            f"{name} must be {cls.__name__}, a dict or None, got {type(value).__name__}: {shown(value)}"
         )
     return value

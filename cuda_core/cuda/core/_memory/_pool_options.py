@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from cuda.core._error_text import shown
 from cuda.core._memory._option_checks import a_flag, bytes_count, one_of
 from cuda.core.typing import ManagedMemoryLocationType
 
@@ -23,13 +24,13 @@ def _identifier(name: str, least: int, meaning: str) -> Any:
         if value is None:
             return None
         if isinstance(value, bool):
-            raise TypeError(f"{name} must be an integer or None, got {value!r}")
+            raise TypeError(f"{name} must be an integer or None, got {shown(value)}")
         try:
             number = operator.index(value)
         except TypeError:
-            raise TypeError(f"{name} must be an integer or None, got {value!r}") from None
+            raise TypeError(f"{name} must be an integer or None, got {shown(value)}") from None
         if not least <= number <= _LARGEST_ID:
-            raise ValueError(f"{name} must be {meaning}, got {number}")
+            raise ValueError(f"{name} must be {meaning}, got {shown(number)}")
         return number
 
     return convert
@@ -150,5 +151,5 @@ class ManagedMemoryResourceOptions:
         else:
             return
         raise ValueError(
-            f"preferred_location must be {what} when preferred_location_type is {kind.value!r}, got {number}"
+            f"preferred_location must be {what} when preferred_location_type is {kind.value!r}, got {shown(number)}"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from cuda.core._error_text import shown
 from cuda.core._memory._option_checks import a_flag, accept, bytes_count, one_of
 from cuda.core.typing import (
     VirtualMemoryAccessType,
@@ -24,14 +25,14 @@ _NO_PLACE_TO_SHARE = (VirtualMemoryLocationType.HOST,)
 
 def _device_ordinals(value: Any) -> tuple[int, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise TypeError(f"peers must be device ordinals or devices, got {value!r}")
+        raise TypeError(f"peers must be device ordinals or devices, got {shown(value)}")
     ordinals = []
     for peer in value:
         number = getattr(peer, "device_id", peer)
         if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"peers must be device ordinals or devices, got {peer!r}")
+            raise TypeError(f"peers must be device ordinals or devices, got {shown(peer)}")
         if number < 0:
-            raise ValueError(f"peers must not be negative, got {number}")
+            raise ValueError(f"peers must not be negative, got {shown(number)}")
         if number not in ordinals:
             ordinals.append(number)
     return tuple(ordinals)

@@ -10,6 +10,7 @@ from cuda.core._context cimport device_attribute, device_count
 from cuda.core._driver cimport check
 from cuda.core._memory._virtual_range cimport ChunkRequest
 
+from cuda.core._error_text import shown
 from cuda.core.typing import (
     VirtualMemoryAccessType,
     VirtualMemoryGranularityType,
@@ -60,7 +61,7 @@ cdef int check_fit(int ordinal, tuple facts, object options) except -1:
         raise RuntimeError(f"GPU Direct RDMA is not supported for virtual memory on device {ordinal}")
     for peer in options.peers:
         if peer >= count:
-            raise ValueError(f"peers must be below the number of devices, {count}, got {peer}")
+            raise ValueError(f"peers must be below the number of devices, {count}, got {shown(peer)}")
     return 0
 
 

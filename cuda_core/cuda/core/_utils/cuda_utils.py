@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from cuda.bindings import driver
+from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError
 
 __all__ = ["CUDAError", "ComputeCapability", "driver", "handle_return"]
@@ -47,7 +48,9 @@ def handle_return(result: tuple[Any, ...], handle: object | None = None) -> Any:
     """
     code, *values = result
     if not isinstance(code, driver.CUresult):
-        raise TypeError(f"the result of a driver call is a CUresult, got {type(code).__name__}: {code!r}")
+        raise TypeError(
+            f"the result of a driver call is a CUresult, got {type(code).__name__}: {shown(code)}"
+        )
     if code != driver.CUresult.CUDA_SUCCESS:
         known, text = driver.cuGetErrorString(code)
         description = text.decode() if known == driver.CUresult.CUDA_SUCCESS else "no description"
