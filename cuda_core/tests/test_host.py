@@ -29,6 +29,20 @@ def test_a_place_says_what_it_is(name):
     assert eval(repr(place), {"Host": Host}) is place
 
 
+def test_a_place_may_be_made_while_one_is_made():
+    """By a signal handler, a finalizer or the hash of a number, on the same thread: a lock would wait for itself."""
+    inner = []
+
+    class Number(int):
+        def __hash__(self):
+            inner.append(Host(5))
+            return hash(int(self))
+
+    assert Host(Number(4)) is Host(4)
+    assert inner
+    assert set(inner) == {Host(5)}
+
+
 @pytest.mark.parametrize("name", PLACES)
 def test_equal_places_are_one_object_everywhere(name):
     make = PLACES[name][0]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import ClassVar
+
+from cuda.core._error_text import shown
 
 __all__ = ["Host"]
 
@@ -40,22 +41,23 @@ class Host:
     _numa_id: int | None
     _is_numa_current: bool
     _known: ClassVar[dict[tuple[type, int | None, bool], Host]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __new__(cls, numa_id: int | None = None, *, is_numa_current: bool = False) -> Host:
         if is_numa_current and numa_id is not None:
-            raise ValueError(f"numa_id and is_numa_current are mutually exclusive, got numa_id={numa_id!r}")
+            raise ValueError(
+                f"numa_id and is_numa_current are mutually exclusive, got numa_id={shown(numa_id)}"
+            )
         if numa_id is not None and (isinstance(numa_id, bool) or not isinstance(numa_id, int) or numa_id < 0):
-            raise ValueError(f"numa_id must be a non-negative int, got {numa_id!r}")
+            raise ValueError(f"numa_id must be a non-negative int, got {shown(numa_id)}")
         key = (cls, numa_id, bool(is_numa_current))
-        with cls._lock:
-            known = cls._known.get(key)
-            if known is None:
-                known = object.__new__(cls)
-                known._numa_id = numa_id
-                known._is_numa_current = bool(is_numa_current)
-                cls._known[key] = known
-            return known
+        known = cls._known.get(key)
+        if known is None:
+            mine = object.__new__(cls)
+            mine._numa_id = numa_id
+            mine._is_numa_current = bool(is_numa_current)
+            # No lock: a signal handler or a finalizer may make a place in the middle of this, on the same thread.
+            known = cls._known.setdefault(key, mine)
+        return known
 
     @classmethod
     def numa_current(cls) -> Host:

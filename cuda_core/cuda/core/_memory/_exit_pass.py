@@ -5,14 +5,15 @@ import atexit
 import sys
 import weakref
 
-_resources = []  # weak references
+_resources = {}  # id -> weak reference, the youngest last
 
 
 @atexit.register
 def _call_all():
     """Call ``at_exit`` of the resources that have one, the youngest first, while Python still runs."""
     while _resources:
-        resource = _resources.pop()()
+        _, reference = _resources.popitem()
+        resource = reference()
         if resource is not None:
             try:
                 resource.at_exit()
@@ -22,4 +23,10 @@ def _call_all():
 
 def enter(resource):
     """Have ``resource.at_exit()`` called when the program ends, if the resource is alive then."""
-    _resources.append(weakref.ref(resource))
+    key = id(resource)
+
+    def forget(gone):
+        if _resources.get(key) is gone:  # the number may be another resource's by now
+            _resources.pop(key, None)
+
+    _resources[key] = weakref.ref(resource, forget)

@@ -390,10 +390,13 @@ cdef void discard_job(Job* job) noexcept nogil:
 
 
 cdef int _start_reaper() noexcept nogil:
-    """Start the reaper if it is not running; return why it could not be started. The mutex is held."""
+    """Start the reaper if it is not running; return why it could not be started. The mutex is held.
+
+    At exit no other is started: what is queued then is abandoned, and nobody waits for it.
+    """
     global _running
     cdef int failed = 0
-    if not _running:
+    if not _running and not _stopping.load():
         failed = pthread_create(&_thread, NULL, _reap, NULL)
         _running = failed == 0
     return failed
