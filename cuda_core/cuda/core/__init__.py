@@ -100,7 +100,6 @@ _ABSENT = frozenset(
 def __getattr__(name: str) -> object:
     if name in _ABSENT:
         raise AttributeError(
-            f"cuda.core.{name} is not in this build: it has the memory layer of cuda-core 1.2.2, and of that so far "
-            "virtual memory and resources defined in Python"
+            f"cuda.core.{name} is not in this build: it has the memory layer of cuda-core 1.2.2 and what that needs"
         )
     raise AttributeError(f"module 'cuda.core' has no attribute {name!r}")

@@ -68,7 +68,7 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
 
 cdef int device_of_primary_context(cydriver.CUcontext context) noexcept:
     """Return the device whose primary context this is, -1 if it is none that was asked for. Makes no driver call."""
-    for ordinal, known in list(_primary.items()):
+    for ordinal, known in _primary.items():  # no list of them: a release must not need memory
         if <size_t>known == <size_t>context:
             return ordinal
     return -1

@@ -23,5 +23,6 @@ cdef class StridedMemoryView:
     cdef object _high
     cdef int64_t* _numbers          # shape and strides for consumers written in C
     cdef object __weakref__
+    cdef int _close(self) noexcept
     cdef int _ensure_open(self) except -1
     cdef DLDataType _export_type(self) except *

@@ -4,7 +4,7 @@
 import warnings
 
 from cpython.pycapsule cimport PyCapsule_New
-from cpython.ref cimport Py_INCREF
+from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, intptr_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
@@ -12,6 +12,7 @@ from cuda.core._context cimport current_context, device_of_context
 from cuda.core._layout cimport _StridedLayout
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._buffer cimport Buffer
+from cuda.core._memory._chains cimport keep, let_go
 from cuda.core._memory._dlpack cimport (
     check_consumer,
     checked_copy,
@@ -42,6 +43,7 @@ from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 from cuda.core._element_types import as_dtype, dlpack_type, numpy_dtype, typestr_dtype
+from cuda.core._error_text import shown
 
 __all__ = ["StridedMemoryView"]
 
@@ -94,6 +96,8 @@ cdef class StridedMemoryView:
     __dlpack_c_exchange_api__ = PyCapsule_New(&_exchange_api, b"dlpack_exchange_api", NULL)
 
     def __init__(self, obj=None, stream_ptr=None):
+        if self._known_layout is not None:
+            raise RuntimeError("this StridedMemoryView was made already, and consumers may depend on what it is")
         if obj is None:
             warnings.warn(
                 "Constructing an empty StridedMemoryView is deprecated; use one of the classmethods `from_dlpack`, "
@@ -117,6 +121,9 @@ cdef class StridedMemoryView:
             _fill_from_dlpack(self, obj, stream_ptr)
         else:
             _fill_from_cuda_interface(self, obj, stream_ptr)
+
+    def __del__(self):
+        self._close()
 
     def __dealloc__(self):
         free(self._numbers)
@@ -263,7 +270,7 @@ cdef class StridedMemoryView:
         cdef StridedMemoryView self
         cdef _StridedLayout layout
         if not isinstance(buffer, Buffer):
-            raise TypeError(f"buffer must be a Buffer, got {type(buffer).__name__}: {buffer!r}")
+            raise TypeError(f"buffer must be a Buffer, got {type(buffer).__name__}: {shown(buffer)}")
         if dtype is not None:
             dtype = as_dtype(dtype)
             if itemsize is not None and itemsize != dtype.itemsize:
@@ -312,7 +319,7 @@ cdef class StridedMemoryView:
         cdef StridedMemoryView other
         cdef _StridedLayout wanted
         if layout is not None and not isinstance(layout, _StridedLayout):
-            raise TypeError(f"layout must be a _StridedLayout, got {type(layout).__name__}: {layout!r}")
+            raise TypeError(f"layout must be a _StridedLayout, got {type(layout).__name__}: {shown(layout)}")
         self._ensure_open()
         if layout is None and dtype is None:
             return self
@@ -335,11 +342,20 @@ cdef class StridedMemoryView:
 
     def close(self):
         """Let go of the memory. Closing twice is harmless. What was exported or viewed from here keeps it."""
+        self._close()
+
+    cdef int _close(self) noexcept:
+        cdef PyObject* exporting_obj = keep(self.exporting_obj)
+        cdef PyObject* source = keep(self._source)
         self.ptr = 0
         self._place = None
         self._record = None
         self.exporting_obj = None
-        self._source = None  # last: the end of a loan may run other code, which finds a closed view
+        self._source = None
+        # Last: the end of a loan may run other code, which finds a closed view; and this may be a view of views.
+        let_go(exporting_obj)
+        let_go(source)
+        return 0
 
     @property
     def is_closed(self):
@@ -501,13 +517,13 @@ cdef class StridedMemoryView:
     def copy_from(self, other, stream, allocator=None, blocking=None):
         """Raises NotImplementedError, as in cuda-core 1.2.2."""
         if not isinstance(other, StridedMemoryView):
-            raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {other!r}")
+            raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {shown(other)}")
         raise NotImplementedError("Sorry, not supported: copy_from of a view; see Buffer.copy_from")
 
     def copy_to(self, other, stream=None, allocator=None, blocking=None):
         """Raises NotImplementedError, as in cuda-core 1.2.2."""
         if not isinstance(other, StridedMemoryView):
-            raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {other!r}")
+            raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {shown(other)}")
         raise NotImplementedError("Sorry, not supported: copy_to of a view; see Buffer.copy_to")
 
 
@@ -580,6 +596,13 @@ cdef int _fill_from_tensor(StridedMemoryView self, ImportedTensor imported, obje
     return 0
 
 
+cdef object _ask_for_capsule(object obj, dict keywords):
+    try:
+        return obj.__dlpack__(max_version=(DLPACK_MAJOR, 0), **keywords)
+    except TypeError:  # an exporter older than DLPack 1.0
+        return obj.__dlpack__(**keywords)
+
+
 cdef int _fill_from_dlpack(StridedMemoryView self, object obj, object stream_ptr) except -1:
     cdef object number = _consumer_number(stream_ptr)
     device_type, _ = obj.__dlpack_device__()
@@ -592,9 +615,13 @@ cdef int _fill_from_dlpack(StridedMemoryView self, object obj, object stream_ptr
     if device_type != DL_CPU:
         keywords["stream"] = None if number == NO_STREAM else number
     try:
-        capsule = obj.__dlpack__(max_version=(DLPACK_MAJOR, 0), **keywords)
-    except TypeError:  # an exporter older than DLPack 1.0
-        capsule = obj.__dlpack__(**keywords)
+        capsule = _ask_for_capsule(obj, keywords)
+    except RuntimeError:
+        # NumPy knows no streams, also where it looks at pinned memory. None is the legacy default stream, so nothing is
+        # lost by it for who wants that one, or no order at all.
+        if device_type in (DL_CPU, DL_CUDA) or number not in (NO_SYNC, 1):
+            raise
+        capsule = _ask_for_capsule(obj, {})
     try:
         imported = take_capsule(capsule)
     finally:
@@ -606,20 +633,20 @@ cdef int _fill_from_interface(StridedMemoryView self, object obj, object interfa
     """Read what the two array interfaces have in common."""
     cdef _StridedLayout layout
     if not isinstance(interface, dict):
-        raise TypeError(f"the {name} must be a dict, got {type(interface).__name__}: {interface!r}")
+        raise TypeError(f"the {name} must be a dict, got {type(interface).__name__}: {shown(interface)}")
     for key in ("version", "shape", "typestr", "data"):
         if key not in interface:
             raise ValueError(f"the {name} lacks {key!r}")
     if interface["version"] < 3:
-        raise BufferError(f"only {name} v3 or above is supported, got version {interface['version']}")
+        raise BufferError(f"only {name} v3 or above is supported, got version {shown(interface['version'])}")
     if interface.get("mask") is not None:
         raise BufferError("mask is not supported")
     data = interface["data"]
     if not isinstance(data, tuple) or len(data) != 2:
-        raise TypeError(f"data of the {name} must be a tuple (address, read-only), got {data!r}")
+        raise TypeError(f"data of the {name} must be a tuple (address, read-only), got {shown(data)}")
     address = stream_number(data[0], "the address in data")
     if address < 0:
-        raise ValueError(f"the address in data must not be {data[0]!r}")
+        raise ValueError(f"the address in data must not be {shown(data[0])}")
     shape, strides = interface["shape"], interface.get("strides")
     if not isinstance(shape, tuple):
         raise TypeError(f"shape of the {name}: Expected tuple, got {type(shape).__name__}")
@@ -650,7 +677,9 @@ cdef int _fill_from_cuda_interface(StridedMemoryView self, object obj, object st
         raise BufferError(_AMBIGUOUS)
     stream = stream_number(interface.get("stream"), "stream of the CUDA Array Interface")
     if number != NO_SYNC and stream in (0, NO_SYNC):
-        raise ValueError(f"stream of the CUDA Array Interface must not be {interface['stream']!r}: it is ambiguous")
+        raise ValueError(
+            f"stream of the CUDA Array Interface must not be {shown(interface['stream'])}: it is ambiguous"
+        )
     self._place, self.device_id = _place_of(self.ptr)
     self.is_device_accessible = True
     if number == NO_SYNC or stream == NO_STREAM:

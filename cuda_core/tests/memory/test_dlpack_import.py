@@ -5,9 +5,12 @@ import ctypes
 import gc
 import sys
 
+import numpy
 import pytest
 
 import dlpack_peer
+from buffer_kinds import SOURCES
+from cuda.core import LegacyPinnedMemoryResource
 from cuda.core.utils import StridedMemoryView
 from dlpack_peer import (
     BFLOAT,
@@ -347,6 +350,25 @@ def test_a_raising_deleter_does_no_harm(capfd):
     finally:
         sys.unraisablehook = hook
     assert seen == [LookupError]
+
+
+@pytest.mark.parametrize("stream_ptr", [None, -1, 0, 1])
+@pytest.mark.parametrize(
+    "resource", [LegacyPinnedMemoryResource, SOURCES["managed pool"]], ids=["pinned", "managed"]
+)
+def test_numpys_view_of_memory_that_devices_use_too_can_be_viewed(device, stream, resource, stream_ptr):
+    """NumPy says where such memory lies, and refuses every stream but None."""
+    source = resource(device) if resource is not LegacyPinnedMemoryResource else resource()
+    with source.allocate(64, stream=stream) as buffer:
+        array = numpy.from_dlpack(buffer)
+        for way in (StridedMemoryView.from_dlpack, StridedMemoryView.from_any_interface):
+            with way(array, stream_ptr) as view:
+                assert (view.ptr, view.shape) == (buffer.handle, (64,))
+                assert view.is_device_accessible
+        with pytest.raises(RuntimeError, match="stream"):
+            StridedMemoryView.from_dlpack(array, 2)  # an order that was asked for and cannot be had
+        del array, view
+        assert buffer.loans == 0
 
 
 def test_threads_view_and_close():

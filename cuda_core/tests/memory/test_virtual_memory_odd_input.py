@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cuda.core import Ownership, OwnershipError, VirtualMemoryResource, VirtualMemoryResourceOptions
+from cuda.core import Buffer, Ownership, OwnershipError, VirtualMemoryResource, VirtualMemoryResourceOptions
 from odd_input import CALLS, WRONG_OPTIONS, Things
 from support import GRANULE, child_output, fill_granules, granules_hold
 
@@ -75,6 +75,29 @@ def test_a_borrowed_buffer_cannot_be_grown_but_its_owner_can(things):
     with pytest.raises(OwnershipError, match="BORROWED"):
         things.resource.modify_allocation(things.borrowed, 2 * GRANULE)
     assert things.borrowed.ownership is Ownership.BORROWED
+
+
+@pytest.mark.parametrize("size", [GRANULE, 2 * GRANULE], ids=["covered", "to grow"])
+@pytest.mark.parametrize("how", ["close", "detach", "grow"])
+def test_a_size_whose_own_code_ends_the_buffer_is_met_by_an_ended_one(device, size, how):
+    resource = VirtualMemoryResource(device)
+    buffer = resource.allocate(GRANULE)
+    taken = []
+    ways = {
+        "close": buffer.close,
+        "detach": lambda: taken.append(Buffer.adopt(buffer.detach())),
+        "grow": lambda: taken.append(resource.modify_allocation(buffer, 2 * GRANULE)),
+    }
+
+    class Sly:
+        def __index__(self):
+            ways[how]()
+            return size
+
+    with pytest.raises(OwnershipError, match="Buffer has been closed"):
+        resource.modify_allocation(buffer, Sly())
+    for other in taken:
+        other.close()
 
 
 @pytest.mark.two_devices

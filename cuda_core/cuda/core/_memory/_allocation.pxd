@@ -48,9 +48,11 @@ cdef class Record:
     cdef atomic[unsigned long] claimant
     cdef object resource
     cdef object owner
+    cdef object entry               # its own in the index of its resource by address; None where it has none
     cdef VirtualRange range
 
     cdef void begin(self, int state, VirtualRange range, uint32_t epoch) noexcept
+    cdef void begin_nothing(self) noexcept
     cdef bint is_lost(self) noexcept nogil
     cdef int state(self) noexcept nogil
     cdef int taker(self) noexcept nogil

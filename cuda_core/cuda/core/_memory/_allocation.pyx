@@ -6,9 +6,11 @@ range), so that a buffer can be returned after the program has dropped all of th
 """
 
 cimport cython
+from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp.atomic cimport atomic, memory_order_release
 
+from cuda.core._memory._chains cimport keep, let_go
 from cuda.core._memory._fork cimport fork_generation
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
@@ -32,6 +34,7 @@ from cuda.core._memory._record_slots cimport leave_slot
 from cuda.core._memory._virtual_range cimport VirtualRange, live_parts
 from cuda.core._stream_handle cimport drop_stream, release_stream, retain_stream
 
+from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._ownership import Ownership, TransferredTo
 
@@ -77,7 +80,7 @@ cdef class Keeper:
 cdef class Record:
     """The C side of a buffer. Made by resources, never by users."""
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self.word = &self.own_word
         self.own_word.store(fresh(STATE_RELEASED, 0))
         self.device_id = -1
@@ -101,6 +104,14 @@ cdef class Record:
         if state == STATE_OWNED:
             self.counted = 1
             _live.fetch_add(1)
+
+    cdef void begin_nothing(self) noexcept:
+        """Take the beginning back: what it stood for is again whose it was."""
+        record_ended(self)
+        self.word = &self.own_word
+        self.own_word.store(fresh(STATE_RELEASED, 0))
+        self.epoch = 0
+        self.range = None
 
     cdef bint is_lost(self) noexcept nogil:
         """Whether the allocation is out of reach for good: its context is gone, or this is a forked child."""
@@ -188,17 +199,23 @@ cdef class Record:
     cdef void forget(self) noexcept:
         """Drop what the free needed, once it is done or passed on."""
         cdef StreamHandle* stream
+        cdef PyObject* owner = NULL
         cdef uint32_t slot
         with cython.critical_section(self):
             stream = self.stream
             slot = self.list_slot
+            if self.owner is not None:
+                owner = keep(self.owner)
             self.list_slot = 0
             self.stream = NULL
             self.resource = None
             self.owner = None
+            self.entry = None
         if slot:
             leave_slot(slot)
         drop_stream(stream)
+        if owner != NULL:
+            let_go(owner)  # a slice of a slice of a slice
 
     cdef StreamHandle* hold_stream(self) noexcept:
         """Return the ordering stream with a reference of its own: another thread may replace the record's."""
@@ -215,7 +232,7 @@ cdef class Record:
     cdef str describe(self):
         resource = ""
         if isinstance(self.resource, FreeFunction):
-            resource = f" freed by {getattr(self.resource, 'function', 'a function')!r}"
+            resource = f" freed by {shown(getattr(self.resource, 'function', 'a function'))}"
         elif self.resource is not None:
             resource = f" of {type(self.resource).__name__}"
         return f"buffer #{self.serial}, {self.size} bytes at {<size_t>self.pointer:#x}{resource}"

@@ -6,6 +6,7 @@ from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
+from cuda.core._driver cimport is_finalizing
 from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Keeper, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._copy cimport copy as copy_bytes, ensure_copy_options
@@ -21,6 +22,7 @@ from cuda.core._memory._ownership cimport (
     STATE_OWNED,
     STATE_RELEASED,
     STATE_TRANSFERRED,
+    TAKER_DETACHED,
     TAKER_MOVED,
     VERDICT_CLOSED,
     VERDICT_NOT_OWNER,
@@ -28,11 +30,12 @@ from cuda.core._memory._ownership cimport (
 from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._memory._queue cimport wait_for_room
 from cuda.core._memory._record_slots cimport leave_slot
-from cuda.core._memory._release cimport release_from_collection
-from cuda.core._memory._transfer cimport Allocation, detach, hand_over
+from cuda.core._memory._release cimport release_from_collection, report
+from cuda.core._memory._transfer cimport Allocation, hand_over
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream, stream_for_python
 from cuda.core._stream_handle cimport StreamHandle, add_stream, release_stream
 
+from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError, OwnershipError
 from cuda.core._memory._allocation import FreeFunction
 from cuda.core._memory._array_view import ArrayView
@@ -46,12 +49,17 @@ cdef tuple _RESULTS = tuple(CloseResult(number) for number in range(len(CloseRes
 
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream):
-    """Make a buffer of the resource's kind that owns nothing yet. The stream's reference passes to the buffer."""
+    """Make a buffer of the resource's kind that owns nothing yet. The stream's reference passes to the buffer, or ends
+    where there is no memory for one."""
     cdef Buffer self
-    if resource is None or resource.buffer_type is None:
-        self = Buffer.__new__(Buffer)
-    else:
-        self = resource.buffer_type.__new__(resource.buffer_type)
+    try:
+        if resource is None or resource.buffer_type is None:
+            self = Buffer.__new__(Buffer)
+        else:
+            self = resource.buffer_type.__new__(resource.buffer_type)
+    except BaseException:
+        release_stream(stream)
+        raise
     _describe(self, pointer, size, resource, stream)
     self.device_id = device_id
     return self
@@ -91,7 +99,7 @@ cdef int take_handle(Buffer self, object ptr, object size, object mr, object own
         if mr is not None:
             raise ValueError("deallocate and mr cannot be given together: the memory is freed once")
         if not callable(deallocate):
-            raise TypeError(f"deallocate must be callable, got {type(deallocate).__name__}: {deallocate!r}")
+            raise TypeError(f"deallocate must be callable, got {type(deallocate).__name__}: {shown(deallocate)}")
         order = bind_default_stream() if stream is None else bind_stream(Stream_accept(stream))
         _describe(self, address, bytes_, None, order)
         self.owner = owner
@@ -107,7 +115,7 @@ cdef int take_handle(Buffer self, object ptr, object size, object mr, object own
         self.begin(STATE_BORROWED, None, 0)
         return 0
     if not isinstance(mr, MemoryResource):
-        raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {mr!r}")
+        raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {shown(mr)}")
     resource = mr
     if stream is not None:
         order = bind_stream(Stream_accept(stream))
@@ -156,6 +164,12 @@ cdef class Buffer(Record):
         self.list_slot = 0
         if self.deleter != ask_python and self.deleter != ask_function:
             release_from_collection(self)
+        elif self.state() == STATE_OWNED and not self.reported and not is_finalizing():
+            self.reported = True
+            report(
+                f"{self.describe()} was dropped without its finalizer: a class derived from {Buffer.__name__} has a "
+                "__del__ that does not call the inherited one. It stays allocated."
+            )
 
     @staticmethod
     def from_handle(ptr, size, mr=None, owner=None, *, stream=None, deallocate=None):
@@ -219,14 +233,18 @@ cdef class Buffer(Record):
             If the buffer is BORROWED, closed, or being released or moved by another call.
         """
         cdef MemoryResource resource = self.resource if isinstance(self.resource, MemoryResource) else None
-        cdef Record allocation
+        cdef Allocation allocation
+        cdef object entry
         cdef int where = (<Record>self).device_id
         if where < 0 and self.state() == STATE_OWNED:
             where = _device_of_memory(self)
-        allocation = detach(self)
+        # What may fail comes before the hand-over: after it the buffer owns nothing that could stay with it.
+        allocation = Allocation.__new__(Allocation)
+        entry = resource.prepare_entry(self, allocation) if resource is not None else None
+        hand_over(self, allocation, TAKER_DETACHED, "detached")
         allocation.device_id = where
         if resource is not None:
-            resource.detached(self, allocation)
+            resource.enter_owner(self, allocation, resource, entry)
         self.forget()
         return allocation
 
@@ -254,7 +272,7 @@ cdef class Buffer(Record):
             If it was adopted or handed over before.
         """
         if not isinstance(allocation, Allocation):
-            raise TypeError(f"allocation must be an Allocation, got {type(allocation).__name__}: {allocation!r}")
+            raise TypeError(f"allocation must be an Allocation, got {type(allocation).__name__}: {shown(allocation)}")
         return _take(allocation, mr, "adopted")
 
     def move_to(self, mr):
@@ -456,7 +474,7 @@ cdef class Buffer(Record):
             ensure_copy_options(options, order, "copy_to")
             dst = resource.allocate(self.size, stream=order)
         if not isinstance(dst, Buffer):
-            raise TypeError(f"dst must be a Buffer, got {type(dst).__name__}: {dst!r}")
+            raise TypeError(f"dst must be a Buffer, got {type(dst).__name__}: {shown(dst)}")
         target = dst
         copy_bytes(target, self, order, options, "copy_to")
         return dst
@@ -475,7 +493,7 @@ cdef class Buffer(Record):
         self.ensure_usable()
         order = Stream_accept(stream)
         if not isinstance(src, Buffer):
-            raise TypeError(f"src must be a Buffer, got {type(src).__name__}: {src!r}")
+            raise TypeError(f"src must be a Buffer, got {type(src).__name__}: {shown(src)}")
         source = src
         copy_bytes(self, source, order, options, "copy_from")
 
@@ -520,11 +538,11 @@ cdef class Buffer(Record):
         cdef Buffer part
         cdef Loan loan
         if not isinstance(key, slice):
-            raise TypeError(f"a buffer is indexed by slices of bytes, got {type(key).__name__}: {key!r}")
+            raise TypeError(f"a buffer is indexed by slices of bytes, got {type(key).__name__}: {shown(key)}")
         self.ensure_usable()
         begin, end, step_ = key.indices(self.size)
         if step_ != 1:
-            raise ValueError(f"the slice must have step 1, got {step_}")
+            raise ValueError(f"the slice must have step 1, got {shown(step_)}")
         loan = new_loan(self, "sliced")
         part = new_buffer(self.pointer + <size_t>begin, max(0, end - begin), None, self.device_id, NULL)
         part.owner = loan
@@ -883,27 +901,32 @@ cdef Buffer _take(Record source, object mr, str what):
     cdef MemoryResource before = source.resource if isinstance(source.resource, MemoryResource) else None
     cdef MemoryResource after = before
     cdef Buffer buffer
+    cdef object entry = None
     if mr is not None:
         if not isinstance(mr, MemoryResource):
-            raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {mr!r}")
+            raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {shown(mr)}")
         if source.state() == STATE_BORROWED:
             raise source.refusal(VERDICT_NOT_OWNER, what)
         if source.state() != STATE_OWNED:
             raise source.refusal(VERDICT_CLOSED, what)
         if before is None:
-            raise ValueError(f"the memory is freed by a function, not by a resource like {mr!r} ({source.describe()})")
+            raise ValueError(
+                f"the memory is freed by a function, not by a resource like {shown(mr)} ({source.describe()})"
+            )
         after = mr
         after.ensure_same_kind(before)
     if after is not None:
         after.ensure_adoptable(source)
     buffer = new_buffer(0, 0, after, -1, NULL)
+    if after is not None:
+        entry = after.prepare_entry(source, buffer)
     hand_over(source, buffer, TAKER_MOVED, what)
     if isinstance(buffer.owner, Keeper):
         buffer.imported = (<Keeper>buffer.owner).imported
     if after is not None:
         buffer.resource = after
         buffer.deleter = after.deleter
-        after.adopted(source, buffer, before)
+        after.enter_owner(source, buffer, before, entry)
     source.forget()
     return buffer
 

@@ -86,7 +86,7 @@ cdef class DeviceMemoryResource(_SharedPool):
     <Ownership.OWNED: 1>
     """
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
         if type(self) is DeviceMemoryResource:
             self.deleter = return_to_pool

@@ -17,6 +17,7 @@ from libc.stdlib cimport calloc, free, malloc
 from cuda.core._context cimport device_count
 from cuda.core._driver cimport check, is_finalizing
 from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._chains cimport let_go
 from cuda.core._memory._dlpack_abi cimport (
     DL_CPU,
     DL_CUDA,
@@ -47,10 +48,9 @@ from cuda.core._stream cimport bind_default_stream, stream_for_python
 from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream, stream_as_seen_here
 from cuda.core._stream_order cimport context_of_stream
 
-__all__ = ["DLDeviceType", "classify_dl_device"]
+from cuda.core._error_text import shown
 
-cdef extern from "Python.h":
-    void Py_DECREF(PyObject*) noexcept
+__all__ = ["DLDeviceType", "classify_dl_device"]
 
 cdef const char* _NAME = b"dltensor"
 cdef const char* _NAME_VERSIONED = b"dltensor_versioned"
@@ -80,7 +80,7 @@ cdef void _end_export(Export* export) noexcept nogil:
         with gil:
             # A consumer that failed calls the deleter with its exception set, and the end of a loan runs Python.
             PyErr_Fetch(&kind, &value, &trace)
-            Py_DECREF(keeper)
+            let_go(keeper)  # it may keep what another export keeps, and so on
             PyErr_Restore(kind, value, trace)
     free(export)
 
@@ -162,12 +162,12 @@ cdef bint wants_versioned(object max_version) except -1:
     if max_version is None:
         return False
     if not isinstance(max_version, tuple):
-        raise TypeError(f"max_version must be a tuple of two integers or None, got {max_version!r}")
+        raise TypeError(f"max_version must be a tuple of two integers or None, got {shown(max_version)}")
     if len(max_version) != 2:
-        raise BufferError(f"Expected max_version tuple[int, int], got {max_version}")
+        raise BufferError(f"Expected max_version tuple[int, int], got {shown(max_version)}")
     for number in max_version:
         if not isinstance(number, int):
-            raise TypeError(f"max_version must be a tuple of two integers or None, got {max_version!r}")
+            raise TypeError(f"max_version must be a tuple of two integers or None, got {shown(max_version)}")
     return max_version >= (1, 0)
 
 
@@ -176,10 +176,10 @@ cdef tuple wanted_device(object dl_device):
     if dl_device is None:
         return None
     if not isinstance(dl_device, tuple) or len(dl_device) != 2:
-        raise TypeError(f"dl_device must be a tuple (device type, device id) or None, got {dl_device!r}")
+        raise TypeError(f"dl_device must be a tuple (device type, device id) or None, got {shown(dl_device)}")
     for number in dl_device:
         if not isinstance(number, int) or isinstance(number, bool):
-            raise TypeError(f"dl_device must be a tuple (device type, device id) or None, got {dl_device!r}")
+            raise TypeError(f"dl_device must be a tuple (device type, device id) or None, got {shown(dl_device)}")
     return (int(dl_device[0]), int(dl_device[1]))
 
 
@@ -231,14 +231,14 @@ cdef DLDataType _bytes_type() noexcept:
 
 cdef object checked_copy(object copy):
     if copy is not None and not isinstance(copy, bool):
-        raise TypeError(f"copy must be True, False or None, got {copy!r}")
+        raise TypeError(f"copy must be True, False or None, got {shown(copy)}")
     return copy
 
 
 cdef int check_consumer(object number, int device_type, object stream) except -1:
     if device_type == DL_CPU:
         if number not in (NO_STREAM, NO_SYNC):
-            raise ValueError(f"stream must be None or -1 for memory that only the host can use, got {stream!r}")
+            raise ValueError(f"stream must be None or -1 for memory that only the host can use, got {shown(stream)}")
     elif number == 0:
         raise ValueError("stream=0 is ambiguous: give 1 for the legacy and 2 for the per-thread default stream")
     return 0
@@ -270,13 +270,13 @@ cdef object export_buffer(Record record, object stream, object max_version, obje
         if place[0] == DL_CPU:
             return _export_host_copy(record, number, versioned)
         return _export_copy(record, number, versioned, place)
-    return _export_lent(record, number, versioned, place, 0)
+    return _export_lent(record, record.size, number, versioned, place, 0)
 
 
-cdef object _export_lent(Record record, object number, bint versioned, tuple place, uint64_t flags):
-    """Export the memory of a buffer itself."""
+cdef object _export_lent(Record record, size_t size, object number, bint versioned, tuple place, uint64_t flags):
+    """Export the first ``size`` bytes of a buffer itself."""
     return export_memory(
-        <void*>record.pointer, place, _bytes_type(), (record.size,), (1,), flags, new_loan(record, "exported"), record,
+        <void*>record.pointer, place, _bytes_type(), (size,), (1,), flags, new_loan(record, "exported"), record,
         number, versioned,
     )
 
@@ -399,6 +399,18 @@ cdef int _device_of(Record record) except? -2:
     return place[1] if place[0] == DL_CUDA else -1
 
 
+cdef int _copy_into(Record copied, Record source, StreamHandle* order, StreamHandle* producer) except -1:
+    """Copy to what a resource has allocated, which an author's may get wrong: lent, and no more than there is."""
+    lend(copied, "copied to")
+    try:
+        if copied.size < source.size:
+            raise ValueError(f"{source.size} bytes were asked for a copy, and allocated was {copied.describe()}")
+        _copy_behind(order, producer, copied.pointer, source)
+    finally:
+        end_loan(copied)
+    return 0
+
+
 cdef object _export_copy(Record record, object number, bint versioned, tuple place):
     """Export a copy that the buffer's own resource has allocated, and that goes back with the capsule."""
     cdef object resource, copied, capsule
@@ -417,15 +429,20 @@ cdef object _export_copy(Record record, object number, bint versioned, tuple pla
         if number in (NO_STREAM, NO_SYNC):
             ensure_not_capturing(order)
         copied = resource.allocate(record.size, stream=stream_for_python(order))
+        if not isinstance(copied, Record) or not hasattr(copied, "close"):
+            raise TypeError(
+                f"allocate of {type(resource).__name__} must return a Buffer, got {type(copied).__name__}: "
+                f"{shown(copied)}"
+            )
         try:
-            _copy_behind(order, producer, (<Record?>copied).pointer, record)
+            _copy_into(copied, record, order, producer)
             if number in (NO_STREAM, NO_SYNC):
                 wait_for_order(order)  # the consumer has named no stream that could wait for the copy
             else:
                 lasting = lasting_stream(order)
                 join_order(whole, order, lasting)
                 lasting = (<Record>copied).swap_stream(lasting)
-            capsule = _export_lent(copied, NO_SYNC, versioned, place, DL_IS_COPIED)
+            capsule = _export_lent(copied, record.size, NO_SYNC, versioned, place, DL_IS_COPIED)
         finally:
             copied.close()  # the capsule has it; where there is none, it goes back here
         return capsule

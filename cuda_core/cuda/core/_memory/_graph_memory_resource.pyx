@@ -183,15 +183,15 @@ cdef int return_to_graph(Record record, StreamHandle* order, int waiting) except
     cdef int outcome
     if not record.size:
         return CLOSE_DONE
-    holding = resource.begin_free(record.pointer, record)
-    if holding is None:
-        return CLOSE_DONE  # freed already, inside this very release
+    holding = resource.begin_free(record)
+    if resource.is_freed(record, holding):
+        return CLOSE_DONE
     try:
         outcome = resource.free_known(record, order, waiting)
     except BaseException:  # the record still owns it
-        resource.end_free(record.pointer, holding, False)
+        resource.end_free(holding, False)
         raise
-    resource.end_free(record.pointer, holding, True)
+    resource.note_free(record, holding)
     return outcome
 
 

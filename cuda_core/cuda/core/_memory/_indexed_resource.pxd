@@ -14,6 +14,7 @@ cdef enum Holder:
     HELD_BY_LOANS = 3
 
 cdef class Holding:
+    cdef object key             # the address, as the table has it
     cdef size_t size
     cdef VirtualRange range
     cdef uint64_t serial        # of the record that owns it, or owned it last
@@ -26,9 +27,13 @@ cdef class Holding:
 
 cdef class IndexedResource(MemoryResource):
     cdef dict _holdings         # address -> Holding
+    cdef Holding new_entry(self, Record record, uintptr_t address, size_t size)
+    cdef int enter(self, Holding holding, Record record) except -1
     cdef int remember(self, Record record) except -1
-    cdef Holding begin_free(self, uintptr_t address, Record record)
-    cdef int end_free(self, uintptr_t address, Holding holding, bint freed) except -1
+    cdef Holding begin_free(self, Record record)
+    cdef int end_free(self, Holding holding, bint freed) except -1
+    cdef bint is_freed(self, Record record, Holding holding) noexcept
+    cdef int note_free(self, Record record, Holding holding) noexcept
     cdef Holding _owned_holding(self, uintptr_t address)
     cdef int _free_detached(self, uintptr_t address, size_t size, Holding holding, StreamHandle* order) except -1
     cdef int free_record(self, Record record, StreamHandle* order) except -1

@@ -58,60 +58,74 @@ cdef class Holding:
         return HELD_BY_NOBODY
 
 
+cdef Holding _FREED = Holding.__new__(Holding)
+
+
 cdef class IndexedResource(MemoryResource):
     """A built-in resource with one owner for each address."""
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self._holdings = {}
         self.indexed = True
 
-    @cython.critical_section
-    cdef int remember(self, Record record) except -1:
-        """Enter a record that owns its address from now on.
-
-        An address fresh from the driver always wins: whoever is entered there has had its memory freed behind its back,
-        and is lost.
-        """
-        cdef Holding holding, before
-        cdef Record stale
-        if not record.size:
-            return 0
-        before = self._holdings.get(<size_t>record.pointer)
-        if before is not None and not before.being_freed:
-            stale = before.record()
-            if stale is not None and stale is not record and stale.state() == STATE_OWNED:
-                if stale.word != record.word and stale.apply(EVENT_LOSE) == VERDICT_GO:
-                    record_ended(stale)
-        holding = Holding.__new__(Holding)
-        holding.size = record.size
+    cdef Holding new_entry(self, Record record, uintptr_t address, size_t size):
+        """Make an entry for the owner of an address. All that needs memory is done here, but for the table itself."""
+        cdef Holding holding = Holding.__new__(Holding)
+        holding.key = <size_t>address
+        holding.size = size
         holding.range = record.range
         holding.serial = record.serial
-        holding.context = before.context if before is not None else 0
         if isinstance(record, Allocation):
             holding.slot = (<Allocation>record).slot = Slot.__new__(Slot)
             holding.slot.allocation = <void*>record
         else:
             holding.owner = weak_reference(record)
-        self._holdings[<size_t>record.pointer] = holding
-        return 0
+        return holding
 
     @cython.critical_section
-    cdef Holding begin_free(self, uintptr_t address, Record record):
-        """Mark an entry before its free. None if the address is not, or no longer, the one of this record."""
-        cdef Holding holding = self._holdings.get(<size_t>address)
-        if holding is None or holding.serial != record.serial:
+    cdef int enter(self, Holding holding, Record record) except -1:
+        """Enter a record that owns its address from now on. Fails only where the address is new and memory is short.
+
+        An address fresh from the driver always wins: whoever is entered there has had its memory freed behind its back,
+        and is lost.
+        """
+        cdef Holding before = self._holdings.get(holding.key)
+        cdef Record stale
+        if before is not None:
+            holding.context = before.context
+        self._holdings[holding.key] = holding
+        record.entry = holding
+        if before is not None and not before.being_freed:
+            stale = before.record()
+            if stale is not None and stale is not record and stale.state() == STATE_OWNED:
+                if stale.word != record.word and stale.apply(EVENT_LOSE) == VERDICT_GO:
+                    record_ended(stale)
+        return 0
+
+    cdef int remember(self, Record record) except -1:
+        """Enter a record that owns its address."""
+        return self.enter(self.new_entry(record, record.pointer, record.size), record) if record.size else 0
+
+    @cython.critical_section
+    cdef Holding begin_free(self, Record record):
+        """Mark the entry of a record before its free. None if it has none, or the address is another's by now.
+
+        Nothing here needs memory, so that short memory does not stop a release.
+        """
+        cdef Holding holding = record.entry
+        if holding is None or holding.serial != record.serial or self._holdings.get(holding.key) is not holding:
             return None
         holding.being_freed = True
         return holding
 
     @cython.critical_section
-    cdef int end_free(self, uintptr_t address, Holding holding, bint freed) except -1:
+    cdef int end_free(self, Holding holding, bint freed) except -1:
         """Remove an entry after its free, unless the address is another's by now; or go back to before."""
         if holding is None:
             return 0
         holding.being_freed = False
-        if freed and self._holdings.get(<size_t>address) is holding:
-            del self._holdings[<size_t>address]
+        if freed and self._holdings.get(holding.key) is holding:
+            del self._holdings[holding.key]
         return 0
 
     @cython.critical_section
@@ -123,16 +137,23 @@ cdef class IndexedResource(MemoryResource):
         return holding
 
     cdef int own(self, Record buffer) except -1:
-        cdef bint taken
+        cdef Holding holding
         with cython.critical_section(self):  # of two that take one address at the same time, one does
-            taken = buffer.size and self._owned_holding(buffer.pointer) is not None
-            if not taken:
-                self.begin_owning(buffer)
-                return self.remember(buffer)
-        raise OwnershipError(
-            f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; "
-            "two would free it twice"
-        )
+            if buffer.size and self._owned_holding(buffer.pointer) is not None:
+                raise OwnershipError(
+                    f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; "
+                    "two would free it twice"
+                )
+            holding = self.new_entry(buffer, buffer.pointer, buffer.size)
+            self.begin_owning(buffer)
+            if not buffer.size:
+                return 0
+            holding.range = buffer.range
+            try:
+                return self.enter(holding, buffer)
+            except BaseException:
+                buffer.begin_nothing()  # a call that raises has taken nothing
+                raise
 
     cdef int ensure_adoptable(self, Record source) except -1:
         cdef Holding holding = self._owned_holding(source.pointer) if source.size else None
@@ -140,19 +161,38 @@ cdef class IndexedResource(MemoryResource):
             raise OwnershipError(f"{<size_t>source.pointer:#x} of this {type(self).__name__} has another owner")
         return 0
 
-    cdef int detached(self, Record buffer, Record allocation) except -1:
-        return self.remember(allocation)
+    cdef object prepare_entry(self, Record source, Record target):
+        cdef Holding holding
+        if not source.size:
+            return None
+        holding = self.new_entry(target, source.pointer, source.size)
+        holding.range = source.range
+        return holding
 
-    cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1:
+    cdef void enter_owner(self, Record source, Record target, MemoryResource before, object prepared) noexcept:
         cdef IndexedResource other
-        cdef Holding left = None
+        cdef Holding left = source.entry
+        if prepared is None:
+            return
         if before is not self:
             other = before
-            left = other.begin_free(buffer.pointer, source)
-            other.end_free(buffer.pointer, left, True)
-        self.remember(buffer)
-        if left is not None and buffer.size:
-            (<Holding>self._holdings[<size_t>buffer.pointer]).context = left.context
+            other.end_free(other.begin_free(source), True)
+        try:
+            self.enter(prepared, target)
+        except MemoryError:  # it cannot be found by its address, and frees itself all the same
+            return
+        if left is not None:
+            (<Holding>prepared).context = left.context
+
+    cdef bint is_freed(self, Record record, Holding holding) noexcept:
+        """Whether a record that is being released has no entry because it was freed within this very release."""
+        return holding is None and record.entry is not None
+
+    cdef int note_free(self, Record record, Holding holding) noexcept:
+        """Write down that a record which is being released was freed, so that it is not freed once more."""
+        self.end_free(holding, True)
+        if holding is None:
+            record.entry = _FREED
         return 0
 
     def deallocate(self, ptr, size, *, stream=None):
@@ -228,11 +268,11 @@ cdef class IndexedResource(MemoryResource):
         try:
             self.free_holding(address, holding, order)
         except BaseException:  # it can be tried again, or adopted
-            self.end_free(address, holding, False)
+            self.end_free(holding, False)
             if allocation is not None:
                 abort_hand_over(allocation)
             raise
-        self.end_free(address, holding, True)
+        self.end_free(holding, True)
         if allocation is not None:
             commit_hand_over(allocation, None, TAKER_DETACHED)
             allocation.forget()

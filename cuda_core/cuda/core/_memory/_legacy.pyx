@@ -22,7 +22,7 @@ cdef class LegacyPinnedMemoryResource(PlainResource):
     ...     memoryview(buffer)[:5] = b"hello"
     """
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
         if type(self) is LegacyPinnedMemoryResource:
             self.deleter = return_plain

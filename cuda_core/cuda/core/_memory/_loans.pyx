@@ -40,20 +40,24 @@ cdef int end_loan(Record record) noexcept:
 
     Nothing is raised: a failure is reported, and an interrupt is raised on this thread soon after.
     """
-    _end(record, False)
+    cdef Loan next_one = _end(record, False)
+    if next_one is not None:
+        next_one.end_or_raise(False)
     return 0
 
 
-cdef int _end(Record record, bint may_raise) except -1:
+cdef Loan _end(Record record, bint may_raise):
+    """End one loan on a record. Returns the loan that ends with it, or None: of a view on a view that was closed, the
+    last loan on this one ends its own. The caller goes on with it in a loop, as such chains can be long."""
     cdef int verdict = record.apply(EVENT_END_LOAN)
-    cdef object lender = record.owner  # of a view on a view: with the last loan on this one its own loan ends
+    cdef object lender = record.owner
     if verdict == VERDICT_LAST_LOAN:
         finish_loans(record, may_raise)
         if type(lender) is Loan:
-            (<Loan>lender).end_or_raise(may_raise)
+            return lender
     elif verdict == VERDICT_GO and record.range is not None and record.open_loans() == 0:
         _return_left_addresses(record)
-    return 0
+    return None
 
 
 cdef int close_record(Record record, int event, StreamHandle* order, int waiting) except -1:
@@ -110,11 +114,12 @@ cdef class Loan:
         return 0
 
     cdef int end_or_raise(self, bint may_raise) except -1:
+        cdef Loan loan = self
         cdef Record record
-        if self.open.exchange(0):
-            with cython.critical_section(self):
-                record, self.record = self.record, None  # an ended loan keeps nothing alive
-            _end(record, may_raise)
+        while loan is not None and loan.open.exchange(0):
+            with cython.critical_section(loan):
+                record, loan.record = loan.record, None  # an ended loan keeps nothing alive
+            loan = _end(record, may_raise)
         return 0
 
     def __del__(self):

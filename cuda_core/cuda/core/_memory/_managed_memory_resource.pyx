@@ -63,7 +63,7 @@ cdef class ManagedMemoryResource(_MemPool):
     (<ManagedMemoryLocationType.DEVICE: 'device'>, 0)
     """
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
         if type(self) is ManagedMemoryResource:
             self.deleter = return_to_pool

@@ -164,8 +164,8 @@ cdef list _places_argument(object locations, Py_ssize_t count, str caller):
 cdef int _operate(str caller, int what, object stream, object buffers, object locations) except -1:
     """Check everything, lend everything, then make one driver call."""
     cdef Stream order = Stream_accept(stream)
-    cdef StreamHandle* handle = order._hold()
     cdef Loans loans = Loans()
+    cdef StreamHandle* handle = order._hold()
     cdef Record record
     cdef list records, places = None
     try:

@@ -18,6 +18,7 @@ from cuda.core._memory._pool_handle cimport PoolReference, current_pool, destroy
 from cuda.core._memory._pool_release cimport ensure_freed, free_in_order, may_be_queued, queue_free
 from cuda.core._memory._queue cimport drain_for_memory
 from cuda.core._memory._record_slots cimport enter_slot, leave_slot, record_in_slot, slot_count
+from cuda.core._memory._transfer cimport Allocation
 from cuda.core._stream cimport Stream, Stream_accept, bind_stream
 from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
@@ -120,18 +121,25 @@ cdef int _settle(
 cdef class _MemPool(IndexedResource):
     """Base of the resources that allocate from a memory pool, in the order of streams."""
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self._ordinal = -1
         # The index of the base class is built when it is first needed.
         self._holdings = None
 
     # -- the pool --------------------------------------------------------------------------------------------------
 
+    cdef int _ensure_not_made(self) except -1:
+        """Refuse a second call of the constructor: buffers say by their resource of which device they are."""
+        if self._pool != NULL or self._closed:
+            raise RuntimeError(f"this {type(self).__name__} was made already, and buffers may depend on what it is")
+        return 0
+
     cdef int take_current_pool(self, cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind) except -1:
         """Allocate from the pool that the driver uses by itself. It is never owned here."""
         cdef cydriver.CUmemoryPool pool = NULL
         cdef const char* function = NULL
         cdef cydriver.CUresult result
+        self._ensure_not_made()
         ensure_driver()
         with nogil:
             result = current_pool(location, kind, &pool, &function)
@@ -143,6 +151,7 @@ cdef class _MemPool(IndexedResource):
 
     cdef int take_own_pool(self, cydriver.CUmemPoolProps* properties) except -1:
         """Make a pool and own it."""
+        self._ensure_not_made()
         self._reference = make_pool(properties)
         self._pool = self._reference.handle.pool
         self._closed = False
@@ -349,7 +358,7 @@ cdef class _MemPool(IndexedResource):
     # -- returning -------------------------------------------------------------------------------------------------
 
     cdef int _return_indexed(self, Record record, StreamHandle* order, int waiting) except -1:
-        cdef Holding holding = self.begin_free(record.pointer, record)
+        cdef Holding holding = self.begin_free(record)
         cdef const char* function = NULL
         cdef uintptr_t address = record.pointer
         cdef cydriver.CUresult result
@@ -359,11 +368,11 @@ cdef class _MemPool(IndexedResource):
         try:
             outcome = _settle(record, order, waiting, result, function)
         except BaseException:  # the record still owns it
-            self.end_free(address, holding, False)
+            self.end_free(holding, False)
             if holding is None:
                 self.remember(record)  # it was left out while it was being freed
             raise
-        self.end_free(address, holding, True)
+        self.end_free(holding, True)
         return outcome
 
     def deallocate(self, ptr, size, *, stream):
@@ -407,16 +416,15 @@ cdef class _MemPool(IndexedResource):
         cdef Holding holding
         if not record.size:
             return 0
-        holding = self.begin_free(record.pointer, record)
-        if holding is None:
-            return 0  # freed already, inside this very release
+        holding = self.begin_free(record)
+        if self.is_freed(record, holding):
+            return 0
         try:
             self._free(record.pointer, order)
         except BaseException:  # the record still owns it
-            self.end_free(record.pointer, holding, False)
+            self.end_free(holding, False)
             raise
-        self.end_free(record.pointer, holding, True)
-        return 0
+        return self.note_free(record, holding)
 
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
         return self._free(address, order)
@@ -441,16 +449,33 @@ cdef class _MemPool(IndexedResource):
             if not (<Record>found).word.load() & CLAIM_MASK:  # else it is being freed at this moment
                 records.append(<Record>found)
         self._holdings = {}
+        try:
+            for record in records:
+                # Making entries may run finalizers: by now it may be closed, or being freed.
+                if (
+                    (<Record>record).resource is self
+                    and (<Record>record).pointer  # else it is being allocated
+                    and not (<Record>record).word.load() & CLAIM_MASK
+                ):
+                    self.remember(record)
+        except BaseException:  # half an index would call addresses unknown that have an owner
+            self._give_index_up()
+            raise
         for record in records:
-            # Making entries may run finalizers: by now it may be closed, or being freed.
-            if (
-                (<Record>record).resource is self
-                and (<Record>record).pointer  # else it is being allocated
-                and not (<Record>record).word.load() & CLAIM_MASK
-            ):
+            if (<Record>record).entry is not None:
                 leave_slot((<Record>record).list_slot)
                 (<Record>record).list_slot = 0
-                self.remember(record)
+        return 0
+
+    cdef int _give_index_up(self) except -1:
+        """Go back to the list of open records, with what was entered meanwhile."""
+        cdef Record record
+        holdings, self._holdings = self._holdings, None
+        for holding in holdings.values():
+            record = (<Holding>holding).record()
+            if record is not None and record.entry is holding:
+                record.entry = None
+                self.note(record)
         return 0
 
     cdef int note(self, Record record) except -1:
@@ -473,15 +498,19 @@ cdef class _MemPool(IndexedResource):
         self.ensure_index()
         return IndexedResource.ensure_adoptable(self, source)
 
-    cdef int detached(self, Record buffer, Record allocation) except -1:
-        # Its size is checked when it comes back, also after it was handed over and no record is left.
-        self.ensure_index()
-        return self.remember(allocation)
+    cdef object prepare_entry(self, Record source, Record target):
+        if isinstance(target, Allocation):
+            # Its size is checked when it comes back, also after it was handed over and no record is left.
+            self.ensure_index()
+        return IndexedResource.prepare_entry(self, source, target) if self._holdings is not None else None
 
-    cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1:
+    cdef void enter_owner(self, Record source, Record target, MemoryResource before, object prepared) noexcept:
         cdef _MemPool other
-        if before is not self:
+        if prepared is not None and self._holdings is not None:
             other = before
-            if other._holdings is not None:
-                other.end_free(buffer.pointer, other.begin_free(buffer.pointer, source), True)
-        return self.note(buffer)
+            IndexedResource.enter_owner(self, source, target, before if other._holdings is not None else self, prepared)
+            return
+        try:
+            self.note(target)
+        except MemoryError:  # it cannot be found by its address, and frees itself all the same
+            pass

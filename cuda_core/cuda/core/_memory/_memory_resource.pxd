@@ -13,8 +13,8 @@ cdef class MemoryResource:
     cdef int begin_owning(self, Record buffer) except -1
     cdef int ensure_same_kind(self, MemoryResource before) except -1
     cdef int ensure_adoptable(self, Record source) except -1
-    cdef int detached(self, Record buffer, Record allocation) except -1
-    cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1
+    cdef object prepare_entry(self, Record source, Record target)
+    cdef void enter_owner(self, Record source, Record target, MemoryResource before, object prepared) noexcept
     cdef object export_buffer(self, Record buffer)
     cdef Record import_buffer(self, object descriptor, StreamHandle* order)
 

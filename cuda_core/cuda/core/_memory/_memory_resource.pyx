@@ -140,7 +140,7 @@ cdef class MemoryResource:
     'DONE'
     """
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self.deleter = ask_python
         if hasattr(type(self), "at_exit"):
             _exit_pass.enter(self)
@@ -153,9 +153,9 @@ cdef class MemoryResource:
                 f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already, "
                 f"{unique_owner(self, buffer).describe()}"
             )
-        self.begin_owning(buffer)
         if unique:
-            enter_unique(self, buffer)
+            enter_unique(self, buffer)  # it may fail, and until the next line nothing is owned
+        self.begin_owning(buffer)
         return 0
 
     cdef int begin_owning(self, Record buffer) except -1:
@@ -175,13 +175,20 @@ cdef class MemoryResource:
     cdef int ensure_adoptable(self, Record source) except -1:
         return 0
 
-    cdef int detached(self, Record buffer, Record allocation) except -1:
-        if allocation.size and getattr(self, "unique_addresses", False):
-            enter_unique(self, allocation)
-        return 0
+    cdef object prepare_entry(self, Record source, Record target):
+        """Make what it takes to know ``target`` as the owner of what ``source`` owns now. May fail; no harm is done."""
+        return True if source.size and getattr(self, "unique_addresses", False) else None
 
-    cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1:
-        return self.detached(None, buffer)
+    cdef void enter_owner(self, Record source, Record target, MemoryResource before, object prepared) noexcept:
+        """Know ``target`` as the owner from now on. The hand-over is done, so this cannot fail.
+
+        Where memory is short the address is not watched any more. Its owner frees it all the same.
+        """
+        if prepared is not None:
+            try:
+                enter_unique(self, target)
+            except MemoryError:
+                pass
 
     cdef object export_buffer(self, Record buffer):
         """Return the descriptor by which another process can import memory of this resource."""

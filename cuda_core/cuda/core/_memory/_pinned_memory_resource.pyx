@@ -52,7 +52,7 @@ cdef class PinnedMemoryResource(_SharedPool):
     ...     memoryview(buffer)[:5] = b"hello"
     """
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self._node = -1
         # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
         if type(self) is PinnedMemoryResource:

@@ -105,14 +105,14 @@ cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1
     if job.context != NULL:
         job.place = place_of_context(job.context)
     # The entry goes when the free is queued: nobody can ask for this address any more.
-    holding = resource.begin_free(record.pointer, record)
+    holding = resource.begin_free(record)
     try:
         enqueue(job)
     except BaseException:  # nothing was queued, and the record still owns it
-        resource.end_free(record.pointer, holding, False)
+        resource.end_free(holding, False)
         discard_job(job)
         raise
-    resource.end_free(record.pointer, holding, True)
+    resource.end_free(holding, True)
     if waiting >= NEVER_WAIT:
         wait_a_moment()  # with an idle device the memory is back when the collection returns
     return CLOSE_QUEUED
@@ -175,12 +175,12 @@ cdef class PlainResource(IndexedResource):
         buffer.begin(STATE_OWNED, None, 0)
         self.remember(buffer)
         if wanted and self.ordinal() < 0:
-            (<Holding>self._holdings[<size_t>address]).context = <size_t>current_context()
+            (<Holding>buffer.entry).context = <size_t>current_context()
         return buffer
 
     cdef cydriver.CUcontext context_of_memory(self, Record record) noexcept:
         """Return the context that takes this memory along, NULL where nobody knows."""
-        cdef Holding holding = self._holdings.get(<size_t>record.pointer)
+        cdef Holding holding = record.entry
         if holding is not None and holding.context:
             return <cydriver.CUcontext>holding.context
         return record.stream.context if record.stream != NULL else NULL
@@ -204,18 +204,17 @@ cdef class PlainResource(IndexedResource):
             if not hopeless or order.context == self.context_of_memory(record):
                 self.mark_as_lost(record, error)
                 raise
-        holding = self.begin_free(record.pointer, record)
-        if holding is None:
-            return 0  # freed already, inside this very release
+        holding = self.begin_free(record)
+        if self.is_freed(record, holding):
+            return 0
         try:
             self._free(record.pointer)
         except BaseException as error:  # the record still owns it
             if isinstance(error, CUDAError):
                 self.mark_as_lost(record, error)
-            self.end_free(record.pointer, holding, False)
+            self.end_free(holding, False)
             raise
-        self.end_free(record.pointer, holding, True)
-        return 0
+        return self.note_free(record, holding)
 
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
         wait_for_order(order)

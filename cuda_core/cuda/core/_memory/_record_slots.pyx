@@ -12,6 +12,12 @@ cimport cython
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport realloc
 
+cdef extern from *:
+    """
+    #define cuda_core_is_going(object) (Py_REFCNT((PyObject*)(object)) == 0)
+    """
+    bint _is_going "cuda_core_is_going"(void*) noexcept
+
 # A free slot holds the number of the next free one, shifted left and with the lowest bit set, which no address has.
 cdef void** _slots = NULL
 cdef uint32_t _capacity = 0
@@ -64,5 +70,11 @@ cdef uint32_t slot_count() noexcept:
 
 
 cdef void* record_in_slot(uint32_t slot) noexcept:
-    """Return the record in a slot, NULL where there is none."""
-    return NULL if <size_t>_slots[slot] & 1 else _slots[slot]
+    """Return the record in a slot, NULL where there is none.
+
+    A record that is going is none: the callbacks of its weak references run before it has left its slot, and whoever
+    takes a reference to it then ends it twice.
+    """
+    if <size_t>_slots[slot] & 1 or _is_going(_slots[slot]):
+        return NULL
+    return _slots[slot]

@@ -136,7 +136,7 @@ cdef void _leave_to_heir(Record record, Record heir) noexcept:
     if heir is None:  # the loan began after the look
         heir = Record.__new__(Record)
     heir.copy_recipe(record)
-    heir.serial = record.serial
+    heir.serial, heir.entry = record.serial, record.entry
     heir.counted, record.counted = record.counted, 0
     heir.range, heir.word, heir.epoch = record.range, record.word, record.epoch
     record.range.heir = heir

@@ -23,7 +23,7 @@ cdef class _SynchronousMemoryResource(PlainResource):
     Safe from any thread; the thread's current context stays what it is. The driver's free waits for the device.
     """
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self._ordinal = -1
         # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
         if type(self) is _SynchronousMemoryResource:

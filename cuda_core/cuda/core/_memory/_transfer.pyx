@@ -74,12 +74,6 @@ cdef int hand_over(Record source, Record target, int taker, str what) except -1:
     return 0
 
 
-cdef Allocation detach(Record source):
-    cdef Allocation allocation = Allocation.__new__(Allocation)
-    hand_over(source, allocation, TAKER_DETACHED, "detached")
-    return allocation
-
-
 cdef class Slot:
     """The way from an address to its Allocation."""
 

@@ -43,6 +43,7 @@ from cuda.core._memory._virtual_range cimport (
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
 from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
 
+from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError, OwnershipError
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 from cuda.core.typing import VirtualMemoryLocationType
@@ -131,7 +132,7 @@ cdef class VirtualMemoryResource(IndexedResource):
     <CloseResult.DONE: 0>
     """
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self._leftovers = []
         self._revision = -1
         self._ordinal = -1
@@ -140,6 +141,8 @@ cdef class VirtualMemoryResource(IndexedResource):
             self.deleter = _return_range
 
     def __init__(self, device_id, config=None):
+        if self._revision >= 0:
+            raise RuntimeError(f"this {type(self).__name__} was made already, and buffers may depend on what it is")
         options = VirtualMemoryResourceOptions._accept(config, "config")
         cdef int ordinal = device_argument(device_id)
         cdef tuple facts = facts_of(ordinal)
@@ -153,20 +156,26 @@ cdef class VirtualMemoryResource(IndexedResource):
         cdef Failure ignored
         cdef VirtualRange range_
         ignored.function = NULL
+        if <void*>self._leftovers == NULL:  # the constructor of a base class failed, before there were any fields
+            return
         if self._leftovers and not is_finalizing():
             for range_ in self._leftovers:
                 range_.return_all(&ignored)
 
     # -- configuration ---------------------------------------------------------------------------------------------
 
+    cdef object _options(self):
+        """Return the options; RuntimeError where a subclass has forgotten to call the constructor."""
+        if self.config is None:
+            raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
+        return self.config
+
     cdef int _refresh(self) except -1:
         """Prepare the resource's own request again if an option was assigned since."""
         cdef ChunkRequest request
         cdef size_t granularity = 0
         cdef int revision
-        if self.config is None:
-            raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
-        revision = self.config._revision
+        revision = self._options()._revision
         # The node of "host_numa_current" is the calling thread's, so it is looked up each time.
         if revision == self._revision and self.config.location_type != VirtualMemoryLocationType.HOST_NUMA_CURRENT:
             return 0
@@ -180,28 +189,30 @@ cdef class VirtualMemoryResource(IndexedResource):
     @property
     def device(self):
         """Device or None: the device whose memory is allocated; None for memory of the host."""
-        if self.config.location_type != VirtualMemoryLocationType.DEVICE:
+        if self._options().location_type != VirtualMemoryLocationType.DEVICE:
             return None
         return device_factory(self._ordinal)
 
     @property
     def device_id(self):
         """int: ordinal of the device whose memory is allocated; -1 for memory of the host."""
-        return self._ordinal if self.config.location_type == VirtualMemoryLocationType.DEVICE else -1
+        return self._ordinal if self._options().location_type == VirtualMemoryLocationType.DEVICE else -1
 
     @property
     def is_device_accessible(self):
         """bool: whether a device can use the memory, by its own or a peer's rights."""
-        if self.config.location_type == VirtualMemoryLocationType.DEVICE:
+        if self._options().location_type == VirtualMemoryLocationType.DEVICE:
             return True
         return bool(self.config.peers) and self.config.peer_access is not None
 
     @property
     def is_host_accessible(self):
         """bool: whether the host can use the memory."""
-        return self.config.location_type != VirtualMemoryLocationType.DEVICE
+        return self._options().location_type != VirtualMemoryLocationType.DEVICE
 
     def __repr__(self):
+        if self.config is None:
+            return f"<{type(self).__name__}, __init__ was not called>"
         place = f"device {self._ordinal}" if self.device_id >= 0 else self.config.location_type.value
         return f"<{type(self).__name__} on {place}, {len(self._holdings)} ranges>"
 
@@ -311,7 +322,6 @@ cdef class VirtualMemoryResource(IndexedResource):
         """Return everything that a range holds, after the work in ``order``."""
         cdef Failure failure
         cdef Holding holding
-        cdef CUdeviceptr base = range_.base
         cdef bint done
         failure.function = NULL
         try:
@@ -320,11 +330,11 @@ cdef class VirtualMemoryResource(IndexedResource):
             # Where the context is dead nothing runs any more. Virtual memory outlives it and can be returned.
             if not is_hopeless(<cydriver.CUresult><int>error.result):
                 raise
-        holding = self.begin_free(base, record) if record is not None else None
+        holding = self.begin_free(record) if record is not None else None
         range_.gather_late()
         with nogil:
             done = range_.return_all(&failure)
-        self.end_free(base, holding, not range_.holds_base())
+        self.end_free(holding, not range_.holds_base())
         if not done:
             raise error_for(failure.result, failure.function)
         self._retry_leftovers()
@@ -341,7 +351,7 @@ cdef class VirtualMemoryResource(IndexedResource):
             del_parts(parts)
             raise
         job.once = waiting == NEVER_WAIT
-        holding = self.begin_free(range_.base, record)
+        holding = self.begin_free(record)
         range_.gather_late()
         range_.give_parts_away(parts)
         try:
@@ -351,10 +361,10 @@ cdef class VirtualMemoryResource(IndexedResource):
                 enqueue(job)
         except BaseException:
             range_.take_parts_back(parts)
-            self.end_free(range_.base, holding, False)
+            self.end_free(holding, False)
             discard_job(job)
             raise
-        self.end_free(range_.base, holding, True)
+        self.end_free(holding, True)
         return CLOSE_QUEUED
 
     cdef int begin_owning(self, Record buffer) except -1:
@@ -441,6 +451,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         Work that uses the old address must be in the recorded stream, or finished.
         """
         cdef Buffer old, new
+        cdef Holding entry
         cdef VirtualRange range_
         cdef ChunkRequest request
         cdef Failure failure
@@ -450,8 +461,18 @@ cdef class VirtualMemoryResource(IndexedResource):
         cdef bint moved = False, done
         cdef int device_count = self._facts[0] if self._facts is not None else 0
         if not isinstance(buf, Buffer):
-            raise TypeError(f"buf must be a Buffer, got {type(buf).__name__}: {buf!r}")
+            raise TypeError(f"buf must be a Buffer, got {type(buf).__name__}: {shown(buf)}")
         old = buf
+        options = self._options()
+        wanted = size_argument(new_size, "new_size")  # which may run code that closes the buffer, so this comes first
+        if config is not None:
+            options = VirtualMemoryResourceOptions._accept(config, "config")
+            if options.location_type != self.config.location_type:
+                raise ValueError(
+                    f"config must keep the location {self.config.location_type.value!r}, "
+                    f"got {options.location_type.value!r}"
+                )
+            check_fit(self._ordinal, self._facts, options)
         old.ensure_usable()
         if old.state() == STATE_BORROWED:
             raise old.refusal(VERDICT_NOT_OWNER, "grown")
@@ -461,16 +482,6 @@ cdef class VirtualMemoryResource(IndexedResource):
             raise OwnershipError(
                 f"a close that failed has returned a part of the buffer; close it again ({old.describe()})"
             )
-        wanted = size_argument(new_size, "new_size")
-        options = self.config
-        if config is not None:
-            options = VirtualMemoryResourceOptions._accept(config, "config")
-            if options.location_type != self.config.location_type:
-                raise ValueError(
-                    f"config must keep the location {self.config.location_type.value!r}, "
-                    f"got {options.location_type.value!r}"
-                )
-            check_fit(self._ordinal, self._facts, options)
         if wanted <= old.size:
             return buf
         self._refresh()
@@ -482,6 +493,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         alignment = options.addr_align or granularity
         # The new buffer is made before anything happens: after the commit point nothing may fail.
         new = new_buffer(0, rounded, self, self._ordinal, retain_stream(old.stream))
+        entry = self.new_entry(new, old.pointer, rounded)
         failure.function = NULL
 
         with cython.critical_section(old.range):  # the end of a loan may be about to take left addresses out
@@ -518,8 +530,6 @@ cdef class VirtualMemoryResource(IndexedResource):
             raise
 
         # Committed: from here on the new buffer owns everything, whatever else happens.
-        if base:
-            self.end_free(base, self.begin_free(base, old), True)
         new.pointer = range_.base
         new.kept_by_collector = old.kept_by_collector
         old.taker_serial = new.serial
@@ -527,11 +537,22 @@ cdef class VirtualMemoryResource(IndexedResource):
         new.begin(STATE_OWNED, range_, old.epoch + 1)
         commit_shared_transfer(old.word, old.epoch)
         record_ended(old)
+        entry.range = range_
+        self._enter_grown(old, new, entry, base)
         old.forget()
-        self.remember(new)
         if moved:
             self._retire(new)
         return new
+
+    cdef void _enter_grown(self, Buffer old, Buffer new, Holding entry, CUdeviceptr base) noexcept:
+        """Know the new buffer as the owner of its address, not the old one. The grow is done: nothing may fail."""
+        try:
+            if new.pointer != base:
+                self.end_free(self.begin_free(old), True)
+                entry.key = <size_t>new.pointer
+            self.enter(entry, new)
+        except MemoryError:  # it cannot be found by its address, and frees itself all the same
+            pass
 
     cdef int _retire(self, Buffer buffer) except -1:
         """Return the addresses that a grow has left. A failure is reported, and tried again at the buffer's close."""

@@ -27,6 +27,7 @@ from cuda.core._stream_handle cimport (
 )
 
 from cuda.bindings import driver
+from cuda.core._error_text import shown
 
 __all__ = ["Graph"]
 
@@ -422,7 +423,7 @@ cdef class Graph:
         cdef GraphSource captured
         cdef bint closed, source_closed
         if not isinstance(source, GraphSource):
-            raise TypeError(f"source must be a GraphBuilder, got {type(source).__name__}: {source!r}")
+            raise TypeError(f"source must be a GraphBuilder, got {type(source).__name__}: {shown(source)}")
         graph = self._open()
         captured = source
         captured.ensure_captured()

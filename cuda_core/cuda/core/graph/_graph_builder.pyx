@@ -25,6 +25,7 @@ from cuda.core.graph._capture cimport begin_capture, capture_status, end_capture
 from cuda.core.graph._graph cimport GraphSource, instantiate, keep_refused, refuse_capturing, try_refused
 
 from cuda.core import _stream
+from cuda.core._error_text import shown
 from cuda.core._memory._option_checks import accept
 from cuda.core.graph._graph_options import GraphCompleteOptions, GraphDebugPrintOptions
 
@@ -159,7 +160,7 @@ cdef class GraphBuilder(GraphSource):
             raise RuntimeError("Cannot resume building after building has ended.")
         number = _MODES.get(mode) if isinstance(mode, str) else None
         if number is None:
-            raise ValueError(f"Unsupported build mode: {mode!r}; it is one of {', '.join(map(repr, _MODES))}")
+            raise ValueError(f"Unsupported build mode: {shown(mode)}; it is one of {', '.join(map(repr, _MODES))}")
         with _Alone(self):
             try_refused()
             self._begin(number)
@@ -282,13 +283,13 @@ cdef class GraphBuilder(GraphSource):
         """
         cdef GraphBuilder fork
         if isinstance(count, bool):
-            raise TypeError(f"count must be an integer, got {count!r}")
+            raise TypeError(f"count must be an integer, got {shown(count)}")
         try:
             number = operator.index(count)
         except TypeError:
-            raise TypeError(f"count must be an integer, got {type(count).__name__}: {count!r}") from None
+            raise TypeError(f"count must be an integer, got {type(count).__name__}: {shown(count)}") from None
         if number < 2:
-            raise ValueError(f"Invalid split count: expecting >= 2, got {number}")
+            raise ValueError(f"Invalid split count: expecting >= 2, got {shown(number)}")
         if not self.is_building:
             raise RuntimeError("Graph builder must be building before it can be split.")
         made = []
@@ -451,7 +452,7 @@ cdef class GraphBuilder(GraphSource):
         cdef CapturedGraph* graph
         cdef bint closed
         if b"\0" in name:
-            raise ValueError(f"path must not contain a null, got {path!r}")
+            raise ValueError(f"path must not contain a null, got {shown(path)}")
         self.ensure_captured()
         if options is not None:
             flags = accept(GraphDebugPrintOptions, options, "options")._to_flags()
@@ -581,7 +582,7 @@ def _checked_for_join(builders):
     for builder in builders:
         if not isinstance(builder, GraphBuilder):
             raise TypeError(
-                f"All arguments must be GraphBuilder instances, got {type(builder).__name__}: {builder!r}"
+                f"All arguments must be GraphBuilder instances, got {type(builder).__name__}: {shown(builder)}"
             )
     if len(builders) < 2:
         raise ValueError(f"Must join with at least two graph builders, got {len(builders)}")
