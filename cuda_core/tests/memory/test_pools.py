@@ -346,7 +346,7 @@ def test_pool_memory_outlives_the_context_of_its_streams(source, device, stream,
         buffer.record_stream(stream)
     address = buffer.handle
     check(driver.cuCtxDestroy(context))
-    device.set_current()
+    check(driver.cuCtxPopCurrent())  # the place of the destroyed one, which the device's has taken
     with warnings_seen() as seen:
         box = [buffer]
         del buffer
