@@ -264,7 +264,8 @@ cdef class Event:
         """
         if not isinstance(ipc_descriptor, IPCEventDescriptor):
             raise TypeError(
-                f"ipc_descriptor must be an IPCEventDescriptor, got {type(ipc_descriptor).__name__}: {ipc_descriptor!r}"
+                f"ipc_descriptor must be an IPCEventDescriptor, got {type(ipc_descriptor).__name__}: "
+                f"{shown(ipc_descriptor)}"
             )
         if current_context() == NULL:
             raise RuntimeError("no CUDA context is current in which to open the event; call Device.set_current() first")
@@ -401,14 +402,14 @@ def _receive_event(descriptor, device_id):
     cdef cydriver.CUcontext context, popped = NULL
     cdef cydriver.CUresult result
     if not isinstance(descriptor, IPCEventDescriptor):
-        raise ValueError(f"what was received is no event: {descriptor!r}")
+        raise ValueError(f"what was received is no event: {shown(descriptor)}")
     if device_id is None:
         context = current_context()
         device_id = 0
     else:
         context = NULL
         if type(device_id) is not int or device_factory is None:
-            raise ValueError(f"what was received is no device: {device_id!r}")
+            raise ValueError(f"what was received is no device: {shown(device_id)}")
     if context == NULL:
         context = primary_context(device_factory(device_id).device_id)  # which looks whether it is there
     with nogil:

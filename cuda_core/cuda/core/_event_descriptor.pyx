@@ -5,6 +5,8 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cuda.bindings cimport cydriver
 from libc.string cimport memcmp, memcpy
 
+from cuda.core._error_text import shown
+
 __all__ = []
 
 
@@ -38,14 +40,14 @@ cdef class IPCEventDescriptor:
         cdef bytes payload
         if not isinstance(reserved, bytes):
             raise TypeError(
-                f"the payload of an event's descriptor must be bytes, got {type(reserved).__name__}: {reserved!r}"
+                f"the payload of an event's descriptor must be bytes, got {type(reserved).__name__}: {shown(reserved)}"
             )
         if len(reserved) != sizeof(handle):
             raise ValueError(
                 f"the payload of an event's descriptor is {len(reserved)} bytes; expected {sizeof(handle)}"
             )
         if type(is_blocking_sync) is not bool:
-            raise TypeError(f"is_blocking_sync must be True or False, got {is_blocking_sync!r}")
+            raise TypeError(f"is_blocking_sync must be True or False, got {shown(is_blocking_sync)}")
         payload = bytes(reserved)
         memcpy(&handle, <const char*>payload, sizeof(handle))
         return name_event(&handle, is_blocking_sync)

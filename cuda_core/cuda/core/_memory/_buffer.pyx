@@ -731,11 +731,11 @@ cdef class Buffer(Record):
         """
         cdef MemoryResource resource
         if not isinstance(mr, MemoryResource):
-            raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {mr!r}")
+            raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {shown(mr)}")
         if not isinstance(ipc_descriptor, IPCBufferDescriptor):
             raise TypeError(
                 f"ipc_descriptor must be an IPCBufferDescriptor, got {type(ipc_descriptor).__name__}: "
-                f"{ipc_descriptor!r}"
+                f"{shown(ipc_descriptor)}"
             )
         resource = mr
         return resource.import_buffer(ipc_descriptor, bind_stream(Stream_accept(stream)))
@@ -745,7 +745,7 @@ cdef class Buffer(Record):
         """Import a buffer that was received. The current context stays what it is."""
         cdef MemoryResource resource
         if not isinstance(mr, MemoryResource) or not isinstance(ipc_descriptor, IPCBufferDescriptor):
-            raise ValueError(f"what was received is no buffer: {mr!r}, {ipc_descriptor!r}")
+            raise ValueError(f"what was received is no buffer: {shown(mr)}, {shown(ipc_descriptor)}")
         resource = mr
         return resource.import_buffer(ipc_descriptor, NULL)
 

@@ -19,6 +19,7 @@ from libcpp.atomic cimport atomic
 from cuda.core._memory._arguments cimport size_argument
 from cuda.core._memory._fork cimport fork_generation
 
+from cuda.core._error_text import shown
 from cuda.core._start_method import warn_under_fork
 
 __all__ = []
@@ -43,7 +44,7 @@ cpdef long live_descriptors() noexcept:
 cdef int uuid_argument(object value) except -1:
     """Raise TypeError unless ``value`` is a UUID."""
     if not isinstance(value, uuids.UUID):
-        raise TypeError(f"uuid must be a uuid.UUID, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"uuid must be a uuid.UUID, got {type(value).__name__}: {shown(value)}")
     return 0
 
 
@@ -85,7 +86,7 @@ cdef class IPCAllocationHandle:
     child of a fork it reads closed: its descriptor is the parent's to close.
     """
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self._descriptor = -1
         self._generation = fork_generation()
 
@@ -184,11 +185,11 @@ def descriptor_argument(value):
         If ``value`` is no integer, negative, or too large to be one.
     """
     if isinstance(value, bool):
-        raise TypeError(f"a file descriptor must be an integer, got {value!r}")
+        raise TypeError(f"a file descriptor must be an integer, got {shown(value)}")
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"a file descriptor must be an integer, got {type(value).__name__}: {value!r}") from None
+        raise TypeError(f"a file descriptor must be an integer, got {type(value).__name__}: {shown(value)}") from None
     if not 0 <= number < 2**31:
         raise ValueError(f"a file descriptor must be non-negative and less than 2**31, got {number}")
     return number
@@ -214,7 +215,7 @@ def _reduce_allocation_handle(handle):
 def _reconstruct_allocation_handle(cls, df, uuid):
     """Make the handle in the process that has received it. It owns the descriptor that has come along."""
     if cls is not IPCAllocationHandle:
-        raise ValueError(f"what was received is no IPCAllocationHandle: {cls!r}")
+        raise ValueError(f"what was received is no IPCAllocationHandle: {shown(cls)}")
     if uuid is not None:
         uuid_argument(uuid)
     return own_descriptor(_receive(df), uuid)
@@ -236,13 +237,13 @@ def _receive(df):
             "multiprocessing.popen_forkserver",
         )
     if not arrives:
-        raise ValueError(f"no file descriptor has come along, got {kind.__name__}: {df!r}")
+        raise ValueError(f"no file descriptor has come along, got {kind.__name__}: {shown(df)}")
     try:
         number = df.detach()
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"no file descriptor has come along: {error}") from error
     if type(number) is not int or number < 0:
-        raise ValueError(f"no file descriptor has come along, got {number!r}")
+        raise ValueError(f"no file descriptor has come along, got {shown(number)}")
     return number
 
 
@@ -290,7 +291,7 @@ cdef class IPCBufferDescriptor:
         cdef bytes payload
         if not isinstance(reserved, bytes):
             raise TypeError(
-                f"the payload of a buffer's descriptor must be bytes, got {type(reserved).__name__}: {reserved!r}"
+                f"the payload of a buffer's descriptor must be bytes, got {type(reserved).__name__}: {shown(reserved)}"
             )
         if len(reserved) != PAYLOAD_BYTES:
             raise ValueError(

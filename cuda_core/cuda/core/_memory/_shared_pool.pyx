@@ -36,6 +36,7 @@ from cuda.core._memory._pool_handle cimport PoolReference, export_pointer, expor
 from cuda.core._stream cimport bind_default_stream
 from cuda.core._stream_handle cimport StreamHandle, release_stream
 
+from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError, OwnershipError
 from cuda.core._memory import _ipc, _pool_registry
 from cuda.core._start_method import warn_under_fork
@@ -113,7 +114,7 @@ cdef int enable_sending() except -1:
 
 def _ensure_kind(kind):
     if not isinstance(kind, type) or not issubclass(kind, _SharedPool):
-        raise ValueError(f"what was received is no memory resource that can be shared: {kind!r}")
+        raise ValueError(f"what was received is no memory resource that can be shared: {shown(kind)}")
 
 
 def _find_pool(kind, uuid, ordinal=None):
@@ -138,11 +139,11 @@ def _receive_pool(kind, ordinal, uuid, handle):
     """Return the resource for a pool that was received, opened now or before."""
     _ensure_kind(kind)
     if ordinal is not None and type(ordinal) is not int:
-        raise ValueError(f"what was received is no device: {ordinal!r}")
+        raise ValueError(f"what was received is no device: {shown(ordinal)}")
     if handle is None:
         return _find_pool(kind, uuid, ordinal)
     if not isinstance(handle, IPCAllocationHandle):
-        raise ValueError(f"what was received is no IPCAllocationHandle: {handle!r}")
+        raise ValueError(f"what was received is no IPCAllocationHandle: {shown(handle)}")
     return kind._open_received(ordinal, handle)
 
 
@@ -438,17 +439,16 @@ cdef class _SharedPool(_MemPool):
             return 0  # it has shares, and no index knows it
         return _MemPool.ensure_adoptable(self, source)
 
-    cdef int detached(self, Record buffer, Record allocation) except -1:
-        if isinstance(allocation.owner, ImportReference):
-            return 0
-        return _MemPool.detached(self, buffer, allocation)
+    cdef object prepare_entry(self, Record source, Record target):
+        if isinstance(source.owner, ImportReference):
+            return None
+        return _MemPool.prepare_entry(self, source, target)
 
-    cdef int adopted(self, Record source, Record buffer, MemoryResource before) except -1:
-        if isinstance(buffer.owner, ImportReference):
-            if buffer.deleter == return_to_pool:
-                buffer.deleter = return_import
-            return 0
-        return _MemPool.adopted(self, source, buffer, before)
+    cdef void enter_owner(self, Record source, Record target, MemoryResource before, object prepared) noexcept:
+        if not isinstance(target.owner, ImportReference):
+            _MemPool.enter_owner(self, source, target, before, prepared)
+        elif target.deleter == return_to_pool:
+            target.deleter = return_import
 
 
 cdef StreamHandle* _take(StreamHandle** order) noexcept:

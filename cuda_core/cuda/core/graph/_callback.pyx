@@ -16,6 +16,8 @@ from cuda.core._memory._graph_loans cimport GraphLoan, keep_for_graph, take_back
 from cuda.core._memory._interrupts cimport is_interrupt, raise_on_main_thread
 from cuda.core._stream_handle cimport StreamHandle, enter_stream, leave_stream, stream_as_seen_here
 
+from cuda.core._error_text import shown
+
 cdef object _PROTOTYPE = "ctypes.CFUNCTYPE(None, ctypes.c_void_p)"
 
 
@@ -57,15 +59,15 @@ cdef HostCall checked_callback(object function, object user_data):
     self.function = function
     if not isinstance(function, ctypes._CFuncPtr):
         if not callable(function):
-            raise TypeError(f"callback must be callable, got {type(function).__name__}: {function!r}")
+            raise TypeError(f"callback must be callable, got {type(function).__name__}: {shown(function)}")
         if user_data is not None:
             raise ValueError(
                 f"user_data is only supported with ctypes function pointers, got {type(user_data).__name__} for "
-                f"{function!r}; use a closure or functools.partial"
+                f"{shown(function)}; use a closure or functools.partial"
             )
         return self
     if function.restype is not None or tuple(function.argtypes or ()) != (ctypes.c_void_p,):
-        raise TypeError(f"a ctypes callback must have the prototype {_PROTOTYPE}, got {function!r} with restype "
+        raise TypeError(f"a ctypes callback must have the prototype {_PROTOTYPE}, got {shown(function)} with restype "
                         f"{function.restype!r} and argtypes {function.argtypes!r}")
     address = ctypes.cast(function, ctypes.c_void_p).value
     if not address:
@@ -83,7 +85,7 @@ cdef HostCall checked_callback(object function, object user_data):
         self.copied = bytes(memoryview(user_data))
     except TypeError:
         raise TypeError(
-            f"user_data must be an integer or bytes-like, got {type(user_data).__name__}: {user_data!r}"
+            f"user_data must be an integer or bytes-like, got {type(user_data).__name__}: {shown(user_data)}"
         ) from None
     self.argument = <void*><const char*>(<bytes>self.copied)
     return self
