@@ -325,9 +325,10 @@ def _live_now(watch):
 def nothing_left(request, devices, driver_watch):
     """Every test ends with nothing live that was not live before it, and with no call refused by surprise."""
     from cuda.core._memory._queue import drain
-    from support import free_memory
+    from support import drop_contexts, free_memory
 
     _forget_the_last_failure()
+    drop_contexts()  # what an earlier test has left below would be found by one that wants none
     devices[0].set_current()
     gc.collect()
     drain(20)

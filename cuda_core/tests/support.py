@@ -82,6 +82,12 @@ def _use_managed_memory():
     check(driver.cuMemFree(address))
 
 
+def drop_contexts():
+    """Leave this thread without any context; setting none current takes away one of several only."""
+    while driver.cuCtxPopCurrent()[0] == driver.CUresult.CUDA_SUCCESS:
+        pass
+
+
 def free_memory():
     """Bytes of device memory that the driver can still give."""
     return int(check(driver.cuMemGetInfo())[0])
