@@ -66,6 +66,12 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
     return context
 
 
+def forget_primary_context(int ordinal, size_t gone):
+    """Let a device have another primary context: other code has reset the one that was known."""
+    if _primary.get(ordinal) == gone:
+        _primary.pop(ordinal, None)
+
+
 cdef int device_of_primary_context(cydriver.CUcontext context) noexcept:
     """Return the device whose primary context this is, -1 if it is none that was asked for. Makes no driver call."""
     for ordinal, known in _primary.items():  # no list of them: a release must not need memory

@@ -281,6 +281,46 @@ def test_a_primary_context_that_was_reset():
     assert output[-2:] == ["['CUDAWarning']", "{'buffers': 0, 'reservations': 0, 'queued': 0}"]
 
 
+RESET_POOLS = """
+import gc, warnings
+from support import check, driver
+from buffer_kinds import SOURCES
+from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Device
+from cuda.core._memory._queue import drain
+import cuda_driver_sim as sim
+device = Device(0)
+device.set_current()
+streams = [device.create_stream(), LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM]
+sources = [SOURCES[kind](device) for kind in ("pool", "pinned pool", "managed pool")]
+closed, dropped, lent = (
+    [source.allocate(stream=stream) for source in sources for stream in streams] for _ in range(3)
+)
+parts = [buffer[0:8] for buffer in lent]
+check(driver.cuDevicePrimaryCtxReset(0))
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    print({buffer.close().name for buffer in closed} <= {"DONE", "QUEUED"})
+    print({buffer.close().name for buffer in lent})
+    parts.clear()
+    dropped.clear()
+    gc.collect()
+    print(drain(20), sim.live().get("pool_allocation", 0))
+print([str(w.message) for w in seen])
+device.set_current()
+for kind in SOURCES:
+    if kind != "device":
+        SOURCES[kind](device).allocate(stream=LEGACY_DEFAULT_STREAM).close()
+device.create_stream().close()
+print("goes on")
+"""
+
+
+@pytest.mark.sim_only
+def test_pool_memory_outlives_a_reset_of_the_current_context():
+    """It is not the context's, and goes back; and the device can be used again."""
+    assert child_output(RESET_POOLS).splitlines() == ["True", "{'LENT'}", "True 0", "[]", "goes on"]
+
+
 RESET_ELSEWHERE = """
 import gc, threading, warnings
 from support import check, driver

@@ -6,6 +6,7 @@ import uuid
 cimport cython
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint32_t, uintptr_t
+from libc.string cimport strcmp
 
 from cuda.core._driver cimport check, ensure_driver
 from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, Record
@@ -16,7 +17,7 @@ from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
 from cuda.core._memory._ownership cimport CLAIM_MASK, STATE_OWNED
 from cuda.core._memory._pool_handle cimport PoolReference, current_pool, destroy_pool, make_pool
 from cuda.core._memory._pool_release cimport ensure_freed, free_in_order, may_be_queued, queue_free
-from cuda.core._memory._queue cimport drain_for_memory
+from cuda.core._memory._queue cimport drain_for_memory, wait_a_moment
 from cuda.core._memory._record_slots cimport enter_slot, leave_slot, record_in_slot, slot_count
 from cuda.core._memory._transfer cimport Allocation
 from cuda.core._stream cimport Stream, Stream_accept, bind_stream
@@ -103,10 +104,23 @@ cdef int return_to_pool(Record record, StreamHandle* order, int waiting) except 
         raise
 
 
+cdef bint _is_context_gone_here(cydriver.CUresult result, const char* function) noexcept nogil:
+    """Whether a free was refused because the context that is current on this thread is gone.
+
+    The memory of a pool is not that context's. A thread without a current context, as the queue's is, can free it.
+    """
+    return result == cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED and strcmp(function, b"cuMemFree") == 0
+
+
 cdef int _settle(
     Record record, StreamHandle* order, int waiting, cydriver.CUresult result, const char* function
 ) except -1:
     """Leave a refused free of a collection or of a last loan to the queue where that can make it, or raise."""
+    cdef int outcome
+    if _is_context_gone_here(result, function):
+        outcome = queue_free(record, order, waiting == NEVER_WAIT)
+        wait_a_moment()
+        return outcome
     if waiting >= NEVER_WAIT and may_be_queued(order, result, function, waiting == LAST_LOAN):
         return queue_free(record, order, waiting == NEVER_WAIT)
     ensure_freed(result, order, function)
