@@ -279,26 +279,6 @@ def test_a_collection_needs_no_memory(source, stream):
         assert seen == []
 
 
-def test_a_place_is_made_once_more_after_a_failure():
-    """A lock that a failure has left closed stopped every later thread."""
-    output = child_output(
-        """
-import _testcapi
-from cuda.core import Host
-for number in range(1, 40):
-    _testcapi.set_nomemory(number, number + 1)
-    try:
-        Host(number)
-    except MemoryError:
-        pass
-    finally:
-        _testcapi.remove_mem_hooks()
-print([Host(number).numa_id == number for number in range(1, 40)] == [True] * 39)
-"""
-    )
-    assert output.strip() == "True"
-
-
 @pytest.mark.parametrize("kind", ["DeviceMemoryResource(0)", "VirtualMemoryResource(0)"])
 def test_a_resource_that_fails_to_be_made_does_no_harm(kind):
     """Before, what ended the half-made object used fields that were not there yet."""
