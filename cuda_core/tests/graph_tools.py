@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests of graphs share: making them, looking at them, and giving the device back what graphs hold."""
 
+import collections
 import contextlib
 import gc
 import time
+import weakref
 
 from cuda.bindings import driver
 from cuda.core import Device, GraphMemoryResource
@@ -28,12 +30,25 @@ def graph_memory_in_use():
     return int(check(driver.cuDeviceGetGraphMemAttribute(0, name)))
 
 
+_graphs = weakref.WeakKeyDictionary()
+
+
 @contextlib.contextmanager
 def built(device, mode="relaxed"):
     """Build in the block, and end it; the builder is closed by the test or by its end."""
     builder = device.create_graph_builder().begin_building(mode)
     yield builder
+    _graphs[builder] = check(driver.cuStreamGetCaptureInfo(int(builder.stream.handle)))[2]
     builder.end_building()
+
+
+def node_types(builder):
+    """Return how many nodes of each type the graph of a builder has, which `built` has ended."""
+    nodes, count = check(driver.cuGraphGetNodes(_graphs[builder], 100))
+    prefix = "CU_GRAPH_NODE_TYPE_"
+    return collections.Counter(
+        check(driver.cuGraphNodeGetType(node)).name.removeprefix(prefix) for node in nodes[:count]
+    )
 
 
 def status(stream):

@@ -170,7 +170,7 @@ cdef GraphPlace allocate_in_capture(StreamHandle* order, size_t size):
     cdef CapturedGraph* known
     cdef GraphAllocation* allocation
     cdef GraphPlace place
-    cdef bint pushed = False
+    cdef bint pushed = False, watched
     cdef uint64_t id = 0
     with nogil:
         result = _capture_of(order, &status, &id, &graph, &function)
@@ -186,7 +186,11 @@ cdef GraphPlace allocate_in_capture(StreamHandle* order, size_t size):
     place = GraphPlace.__new__(GraphPlace)
     place.of = reference_of_capture(id)
     known = place.of.graph
-    if known.gone == NULL:
+    with nogil:
+        pthread_mutex_lock(&known.mutex)
+        watched = known.gone != NULL
+        pthread_mutex_unlock(&known.mutex)
+    if not watched:
         _watch(known, graph)
     allocation = <GraphAllocation*>calloc(1, sizeof(GraphAllocation))
     if allocation == NULL:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from cuda.bindings cimport cydriver
+from libcpp.atomic cimport atomic
 
 from cuda.core._memory._graph_place cimport CapturedGraph, GraphReference
 from cuda.core._stream cimport StreamCarrier
@@ -13,7 +14,7 @@ cdef class GraphSource(StreamCarrier):
 
 cdef class Graph:
     cdef GraphReference _of
-    cdef cydriver.CUgraphExec _executable
+    cdef atomic[size_t] _executable     # a CUgraphExec; changes under the mutex of the graph, 0 once closed
     cdef object __weakref__
     cdef CapturedGraph* _open(self) except NULL
 

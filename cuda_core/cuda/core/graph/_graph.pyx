@@ -38,7 +38,7 @@ cdef list _refused = []
 
 
 cdef cydriver.CUresult _launch(
-    CapturedGraph* graph, cydriver.CUgraphExec* executable, StreamHandle** order, const char** function
+    CapturedGraph* graph, size_t executable, StreamHandle** order, const char** function
 ) noexcept nogil:
     """Launch, and free behind the launch what no buffer owns any more. With the mutex.
 
@@ -54,7 +54,7 @@ cdef cydriver.CUresult _launch(
         result = enter_stream(order[0], &pushed, function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuGraphLaunch"
-        result = cydriver.cuGraphLaunch(executable[0], stream_as_seen_here(order[0]))
+        result = cydriver.cuGraphLaunch(<cydriver.CUgraphExec>executable, stream_as_seen_here(order[0]))
         leave_stream(pushed)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
@@ -70,7 +70,7 @@ cdef cydriver.CUresult _launch(
 
 
 cdef cydriver.CUresult _destroy(
-    CapturedGraph* graph, cydriver.CUgraphExec* executable, const char** function
+    CapturedGraph* graph, size_t executable, const char** function
 ) noexcept nogil:
     """Free what launches have left to nobody, and destroy the executable. With the mutex."""
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -82,11 +82,8 @@ cdef cydriver.CUresult _destroy(
         result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuGraphExecDestroy"
-        result = cydriver.cuGraphExecDestroy(executable[0])
+        result = cydriver.cuGraphExecDestroy(<cydriver.CUgraphExec>executable)
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    if result == cydriver.CUresult.CUDA_SUCCESS or is_hopeless(result):
-        executable[0] = NULL
-        part_ends(graph)
     return result
 
 
@@ -130,6 +127,7 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
     cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
     cdef Graph self = Graph.__new__(Graph)
     cdef CapturedGraph* graph = source._of.graph
+    cdef cydriver.CUgraphExec executable = NULL
     cdef bint pushed = False, closed
     self._of = source._of
     memset(&parameters, 0, sizeof(parameters))
@@ -146,12 +144,11 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
                 result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
             if result == cydriver.CUresult.CUDA_SUCCESS:
                 function = b"cuGraphInstantiateWithParams"
-                result = cydriver.cuGraphInstantiateWithParams(&self._executable, source._captured, &parameters)
+                result = cydriver.cuGraphInstantiateWithParams(&executable, source._captured, &parameters)
                 cydriver.cuThreadExchangeStreamCaptureMode(&mode)
             if result == cydriver.CUresult.CUDA_SUCCESS:
                 graph.parts += 1
-            else:
-                self._executable = NULL
+                self._executable.store(<size_t>executable)
             leave_stream(pushed)
         pthread_mutex_unlock(&graph.mutex)
     if closed:
@@ -241,7 +238,7 @@ cdef class Graph:
         raise RuntimeError("directly constructing a Graph instance is not supported; use GraphBuilder.complete()")
 
     cdef CapturedGraph* _open(self) except NULL:
-        if self._executable == NULL:
+        if not self._executable.load():
             raise RuntimeError("Graph has been closed")
         if self._of.graph.generation != fork_generation():
             raise RuntimeError("the Graph was made before this process was forked, and is lost in it")
@@ -261,27 +258,30 @@ cdef class Graph:
         cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
         cdef const char* function = NULL
         cdef CapturedGraph* graph
-        if self._executable == NULL:
+        if not self._executable.load():
             return
         graph = self._of.graph
         if graph.generation != fork_generation():  # the parent's; its mutex may be held for ever here
-            self._executable = NULL
+            self._executable.store(0)
             return
         with nogil:
             pthread_mutex_lock(&graph.mutex)
-            if self._executable != NULL:
-                result = _destroy(graph, &self._executable, &function)
+            if self._executable.load():
+                result = _destroy(graph, self._executable.load(), &function)
+                if result == cydriver.CUresult.CUDA_SUCCESS or is_hopeless(result):
+                    self._executable.store(0)
+                    part_ends(graph)
             pthread_mutex_unlock(&graph.mutex)
         check(result, function)
 
     def __del__(self):
-        if self._executable == NULL or is_finalizing():
+        if not self._executable.load() or is_finalizing():
             return
         try:
             self.close()
         except BaseException as error:
             text = f"{self!r} was dropped and could not be destroyed: {type(error).__name__}: {error}."
-            if self._executable != NULL:
+            if self._executable.load():
                 keep_refused(self)
                 text += " It is tried again with the next graph that is begun or completed."
             report(text)
@@ -289,12 +289,12 @@ cdef class Graph:
     @property
     def is_closed(self):
         """bool: whether the graph was closed."""
-        return self._executable == NULL
+        return self._executable.load() == 0
 
     @property
     def handle(self):
         """The ``CUgraphExec`` as a ``cuda.bindings.driver`` object; a null one once the graph is closed."""
-        return driver.CUgraphExec(<size_t>self._executable)
+        return driver.CUgraphExec(self._executable.load())
 
     def launch(self, stream):
         """Put the graph into a stream: its nodes run behind what is there, and before what comes later.
@@ -332,9 +332,9 @@ cdef class Graph:
             refuse_capturing(order, "launched")
             with nogil:
                 pthread_mutex_lock(&graph.mutex)
-                closed = self._executable == NULL
+                closed = self._executable.load() == 0
                 if not closed:
-                    result = _launch(graph, &self._executable, &order, &function)
+                    result = _launch(graph, self._executable.load(), &order, &function)
                 pthread_mutex_unlock(&graph.mutex)
         finally:
             release_stream(order)
@@ -378,12 +378,14 @@ cdef class Graph:
             refuse_capturing(order, "uploaded")
             with nogil:
                 pthread_mutex_lock(&graph.mutex)
-                closed = self._executable == NULL
+                closed = self._executable.load() == 0
                 if not closed:
                     result = enter_stream(order, &pushed, &function)
                     if result == cydriver.CUresult.CUDA_SUCCESS:
                         function = b"cuGraphUpload"
-                        result = cydriver.cuGraphUpload(self._executable, stream_as_seen_here(order))
+                        result = cydriver.cuGraphUpload(
+                            <cydriver.CUgraphExec>self._executable.load(), stream_as_seen_here(order)
+                        )
                         leave_stream(pushed)
                 pthread_mutex_unlock(&graph.mutex)
         finally:
@@ -433,13 +435,15 @@ cdef class Graph:
         memset(&info, 0, sizeof(info))
         with nogil:
             _lock_both(graph, other)
-            closed = self._executable == NULL
+            closed = self._executable.load() == 0
             source_closed = captured._captured == NULL
             if not closed and not source_closed:
                 result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
                     function = b"cuGraphExecUpdate"
-                    result = cydriver.cuGraphExecUpdate(self._executable, captured._captured, &info)
+                    result = cydriver.cuGraphExecUpdate(
+                        <cydriver.CUgraphExec>self._executable.load(), captured._captured, &info
+                    )
                     cydriver.cuThreadExchangeStreamCaptureMode(&mode)
             _unlock_both(graph, other)
         if closed:
@@ -453,4 +457,4 @@ cdef class Graph:
             raise error
 
     def __repr__(self):
-        return f"<Graph handle={<size_t>self._executable:#x}{'' if self._executable != NULL else ' closed'}>"
+        return f"<Graph handle={self._executable.load():#x}{'' if self._executable.load() else ' closed'}>"
