@@ -105,3 +105,53 @@ def test_its_proof_notices_addresses_that_are_kept(example_module, resource):
     with blocked(kept), pytest.raises(SystemExit, match="still taken"):
         example_module.prove_returned(driver, [(kept.handle, GRANULE)], driver.free_memory())
     kept.close()
+
+
+# --- worker_pool.py -----------------------------------------------------------------------------------------------
+
+
+def test_workers_get_buffers_and_a_killed_one_loses_nothing(driver_name):
+    run = subprocess.run(
+        [sys.executable, EXAMPLES / "worker_pool.py", f"--driver={driver_name}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    lines = run.stdout.splitlines()
+    killed = [line for line in lines if "was killed over task" in line]
+    assert len(killed) == 1
+    tasks = [line for line in lines if line.startswith("task ")]
+    assert len(tasks) == 9
+    assert [line for line in tasks if "then worker" in line] == [
+        line
+        for line in tasks
+        if line.startswith(f"task {killed[0].split('task ')[1].split(';')[0]}: worker 1, then")
+    ]
+    assert lines[-2] == "workers ended with -9, 0, 0, 0"
+    assert lines[-1] == "every result and everything that was taken is back"
+
+
+def test_the_pool_of_workers_notices_what_is_kept(driver_name, tmp_path):
+    """A worker's buffer that the parent does not close, and a result that is wrong, end with exit code 1."""
+    source = (EXAMPLES / "worker_pool.py").read_text()
+    (tmp_path / "grow_buffer.py").write_text((EXAMPLES / "grow_buffer.py").read_text())
+    for right, wrong, said in (
+        ("        back.close()\n", "        kept.append(back)\n", "still held here"),
+        ("bytes(text).upper()", "bytes(text)", "every result"),
+    ):
+        assert right in source
+        program = tmp_path / "worker_pool.py"
+        program.write_text(
+            source.replace(right, wrong).replace("CHUNK = 64 << 10", "CHUNK = 64 << 10\nkept = []")
+        )
+        run = subprocess.run(
+            [sys.executable, program, f"--driver={driver_name}"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert run.returncode == 1
+        assert said in run.stderr
