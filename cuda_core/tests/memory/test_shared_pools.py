@@ -446,3 +446,71 @@ assert len(descriptors()) <= before - 2
 @pytest.mark.sim_only
 def test_ipc_04_hundreds_of_pools_return_their_descriptors_and_a_limit_is_an_error():
     assert child_output(MANY_POOLS) == "refused\n"
+
+
+IN_A_FORK = """
+import gc, os, sys, warnings
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+from cuda.core import Buffer, Device, Ownership
+from shared_pools import SHARED_EVENT, descriptors, make, opened
+from support import check, read, write
+sim = sys.modules.get("cuda_driver_sim")
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+pool = make()
+buffer = pool.allocate(64, stream=stream)
+there = opened(pool)
+there.register(pool.uuid)
+imported = [Buffer.from_ipc_descriptor(there, buffer.ipc_descriptor, stream=stream) for _ in range(2)]
+event = stream.record(options=SHARED_EVENT)
+handle = pool.allocation_handle
+number = int(handle)
+write(buffer.handle, b"parent")
+
+def refused(use):
+    try:
+        use()
+    except Exception as error:
+        return type(error).__name__
+    raise AssertionError("accepted")
+
+def in_the_child():
+    global pool, buffer, there, imported, event, handle
+    calls = dict(sim.calls()) if sim else None
+    assert all(each.ownership is Ownership.RELEASED for each in (buffer, *imported))
+    assert (handle.is_closed, handle.handle) == (True, -1)
+    handle.close()
+    refused(lambda: int(handle))
+    refused(lambda: buffer.ipc_descriptor)
+    refused(lambda: imported[0].is_mapped)
+    for each in imported:
+        each.close()
+    before = descriptors()
+    pool = buffer = there = imported = handle = None
+    gc.collect()
+    assert descriptors() == before  # the numbers may be somebody else's by now
+    assert number in before
+    assert calls is None or dict(sim.calls()) == calls
+
+sys.stdout.flush()
+child = os.fork()
+if child == 0:
+    try:
+        in_the_child()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert read(imported[0].handle, 6) == b"parent"
+assert not handle.is_closed
+for thing in (*imported, there, buffer, event, pool):
+    thing.close()
+print("whole")
+"""
+
+
+def test_in_the_child_of_a_fork_everything_is_lost_and_nothing_is_closed():
+    assert child_output(IN_A_FORK) == "whole\n"
