@@ -5,6 +5,7 @@ import ctypes
 import gc
 import sys
 import threading
+import time
 
 import pytest
 
@@ -114,6 +115,29 @@ def test_thr_02_an_import_in_hand_is_always_mapped(device, shared):
 
     threads = [in_context(lambda seed=seed: work(seed)) for seed in range(4)]
     assert race(*threads) == ["done"] * 4
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.usefixtures("switch_threads_often")
+def test_thr_02_the_last_close_against_an_import(device, shared, count):
+    """Few threads that do nothing else: one share or none most of the time, so that nearly every close frees."""
+    buffer, there = shared
+    name = buffer.ipc_descriptor
+    until = time.monotonic() + 1.5
+
+    def work():
+        own = device.create_stream()
+        number = 0
+        while time.monotonic() < until:
+            imported = Buffer.from_ipc_descriptor(there, name, stream=own)
+            check(driver.cuMemsetD8(imported.handle, 1, 1))
+            imported.close()
+            number += 1
+        own.close()
+        return number
+
+    done = race(*[in_context(work)] * count)
+    assert all(isinstance(number, int) and number > 20 for number in done), done
 
 
 def test_thr_02_an_import_in_hand_is_always_mapped_in_another_process(shared):

@@ -4,9 +4,11 @@
 import gc
 import os
 import pickle
+import sys
 import threading
 import uuid
 import weakref
+from multiprocessing import resource_sharer
 
 import pytest
 
@@ -18,6 +20,7 @@ from cuda.core import (
     ManagedMemoryResource,
     PinnedMemoryResource,
 )
+from cuda.core._memory import _ipc
 from cuda.core._memory._ipc import IPCAllocationHandle, IPCBufferDescriptor
 from shared_pools import KINDS, SIZE, RawShare, descriptors, make, open_number, opened
 from support import check, child_output, race, read, write
@@ -334,30 +337,40 @@ def test_a_closed_pool_refuses_and_says_so(shared, is_opened):
             attempt()
 
 
-def test_a_handle_may_be_closed_while_it_is_used(shared):
-    """The number of a closed descriptor can be another file's at once; whoever uses the handle must not see that."""
+def test_a_handle_may_be_closed_while_it_is_sent(shared):
+    """The number of a closed descriptor can be another file's at once; what is sent must never be that."""
     stop = threading.Event()
+    link = os.readlink(f"/proc/self/fd/{int(shared.allocation_handle)}")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    before = descriptors()
 
     def swap():
         while not stop.is_set():
             shared.allocation_handle.close()
-            with open("/dev/null"):
+            with open("/dev/null"), open("/dev/null"):
                 pass
 
-    arguments = () if shared.device_id < 0 else (0,)
-    errors = []
-
-    def use():
-        for _ in range(200):
+    def send():
+        sent = []
+        for _ in range(300):
             try:
-                type(shared).from_allocation_handle(*arguments, shared.allocation_handle).close()
-            except (RuntimeError, ValueError, OSError) as error:
-                errors.append((type(error), str(error)))
+                rebuild, arguments = _ipc._reduce_allocation_handle(shared.allocation_handle)
+            except RuntimeError as error:
+                assert "IPCAllocationHandle has been closed" in str(error)  # noqa: PT017
+                continue
+            handle = rebuild(*arguments)
+            sent.append(os.readlink(f"/proc/self/fd/{int(handle)}"))
+            handle.close()
         stop.set()
+        return set(sent)
 
-    assert race(swap, use) == [None, None]
-    # Never a ValueError: that would be a descriptor of something else.
-    assert set(errors) <= {(RuntimeError, "IPCAllocationHandle has been closed")}
+    try:
+        assert race(swap, send) == [None, {link}]
+    finally:
+        sys.setswitchinterval(interval)
+    resource_sharer.stop()
+    assert len(descriptors()) <= len(before)
 
 
 @pytest.mark.provokes_refusals
