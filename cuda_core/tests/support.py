@@ -131,7 +131,10 @@ def simulated():
 
 
 def watching_driver():
-    """Return the module that counts the calls of the driver, or None; also in a child, which has not loaded it."""
+    """Return the module that counts the calls of the driver, or None; also in a child, which has not loaded it.
+
+    To be asked when the driver was used: before, none is loaded that could be watched.
+    """
     try:
         import cuda_driver_sim
     except ImportError:

@@ -67,13 +67,13 @@ def test_there_is_no_circle():
     ("module", "may_stand_on"),
     [
         ("_errors", set()),
-        ("_driver", {"_errors"}),
-        ("_context", {"_driver", "_errors"}),
-        ("_stream_handle", {"_context", "_driver", "_errors"}),
-        ("_stream_order", {"_stream_handle", "_context", "_driver", "_errors"}),
+        ("_fork", set()),
+        ("_driver", {"_errors", "_fork"}),
+        ("_context", {"_driver", "_errors", "_fork"}),
+        ("_stream_handle", {"_context", "_driver", "_errors", "_fork"}),
+        ("_stream_order", {"_stream_handle", "_context", "_driver", "_errors", "_fork"}),
         ("_memory._ownership_states", set()),
         ("_memory._ownership", {"_memory._ownership_states"}),
-        ("_memory._fork", set()),
     ],
 )
 def test_the_lowest_floors_stand_on_nothing_else(module, may_stand_on):

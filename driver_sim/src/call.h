@@ -20,6 +20,7 @@ struct Function {
     explicit Function(const char *name) : name(name) {}
     const char *const name;
     std::atomic<std::uint64_t> calls{0};
+    std::atomic<std::uint64_t> *calls_in_children = nullptr;  // of this process and its own; shared with them
 };
 
 // What must be true before the body of a function may run.
@@ -39,6 +40,7 @@ struct Registration {
 extern std::atomic<int> armed_failures;
 extern std::atomic<int> noting;  // logs that are open, and one more when this process tells another what it does
 extern std::atomic<bool> ready;  // after cuInit, and not in the child of a fork
+extern std::atomic<bool> orphaned;  // in the child of a process that had called cuInit
 
 bool injected(Function &function, CUresult &result);
 void note_answer(Function &function, CUresult result);
@@ -47,6 +49,8 @@ void note_answer(Function &function, CUresult result);
 template <class Body, class Real>
 CUresult answer(Function &function, Needs needs, Body &&body, Real &&onward) {
     function.calls.fetch_add(1, std::memory_order_relaxed);
+    if (orphaned.load(std::memory_order_relaxed))
+        function.calls_in_children->fetch_add(1, std::memory_order_relaxed);
     CUresult result;
     if (armed_failures.load(std::memory_order_relaxed) != 0 && injected(function, result)) {
         note_answer(function, result);

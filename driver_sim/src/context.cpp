@@ -83,9 +83,12 @@ void end_context(Lock &lock, Context &context) {
     context.per_thread.clear();
     for (Context *other : d.contexts)
         other->peers.erase(&context);
+    context.peers.clear();
     context.alive = false;
-    if (context.device->primary == &context)
+    if (context.device->primary == &context) {
         context.device->primary = nullptr;
+        context.device->ended_primary = &context;
+    }
     go_on(lock);  // what other contexts have waited for is over
 }
 
@@ -115,6 +118,13 @@ CUresult usable_context(Context *&context) {
 }
 
 Context *primary_context(Device &device) {
+    if (!device.primary && device.ended_primary) {  // comes back at its old address, with another number
+        device.primary = device.ended_primary;
+        device.primary->id = driver().next_id++;
+        device.primary->flags = device.primary_flags;
+        device.primary->fault = CUDA_SUCCESS;
+        device.primary->alive = true;
+    }
     if (!device.primary)
         device.primary = make_context(device, device.primary_flags, true);
     return device.primary;
@@ -228,10 +238,11 @@ DRIVER_CALL("cuCtxDestroy", cuCtxDestroy_v2, 4000, (CUcontext ctx), (ctx)) {
     return CUDA_SUCCESS;
 }
 
+// Says nothing about whether the context still lives.
 DRIVER_CALL("cuCtxPushCurrent", cuCtxPushCurrent_v2, 4000, (CUcontext ctx), (ctx)) {
     Lock lock(driver().mutex);
     Context *context;
-    if (CUresult bad = known(ctx, context))
+    if (CUresult bad = known(ctx, context); bad == CUDA_ERROR_INVALID_CONTEXT)
         return bad;
     current_stack().push_back(context);
     return CUDA_SUCCESS;
@@ -328,8 +339,8 @@ DRIVER_CALL("cuCtxGetFlags", cuCtxGetFlags, 7000, (unsigned int *flags), (flags)
 DRIVER_CALL("cuCtxGetApiVersion", cuCtxGetApiVersion, 3020, (CUcontext ctx, unsigned int *version), (ctx, version)) {
     Lock lock(driver().mutex);
     Context *context;
-    if (CUresult bad = named_or_current(ctx, context))
-        return bad;
+    if (named_or_current(ctx, context))  // also one that was destroyed
+        return CUDA_ERROR_INVALID_CONTEXT;
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
     *version = 3020;

@@ -68,6 +68,13 @@ extern "C" SIM_EXPORT size_t cudaDriverSimCalls(char *out, size_t capacity) {
     return write_out(text, out, capacity);
 }
 
+extern "C" SIM_EXPORT size_t cudaDriverSimCallsInChildren(char *out, size_t capacity) {
+    std::string text;
+    for (auto &entry : registry().functions)
+        line(text, entry.first.c_str(), entry.second->calls_in_children->load(std::memory_order_relaxed));
+    return write_out(text, out, capacity);
+}
+
 extern "C" SIM_EXPORT size_t cudaDriverSimRefused(char *out, size_t capacity) {
     Registry &r = registry();
     std::lock_guard<std::mutex> guard(r.mutex);

@@ -29,6 +29,8 @@ size_t cudaDriverSimReal(char *out, size_t capacity);
 size_t cudaDriverSimLive(char *out, size_t capacity);
 /* "function count" for every function called since the last reset. */
 size_t cudaDriverSimCalls(char *out, size_t capacity);
+/* The same for the calls that forked children made, and theirs, of a process that had called cuInit. */
+size_t cudaDriverSimCallsInChildren(char *out, size_t capacity);
 /* First the total, then "function result" for each refused call since the last reset (bounded). */
 size_t cudaDriverSimRefused(char *out, size_t capacity);
 /* The names of all functions, and of those that were asked for and are absent. */

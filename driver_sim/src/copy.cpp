@@ -230,6 +230,8 @@ static CUresult copy_batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, 
         return bad;
     if (stream->capture)  // which survives this
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (!current_context())  // other copies need none
+        return CUDA_ERROR_INVALID_VALUE;
     if (!dsts || !srcs || !sizes || count == 0 || !attrs || !attrsIdxs || numAttrs == 0 || numAttrs > count ||
         stream->is_legacy || attrsIdxs[0] != 0)
         return CUDA_ERROR_INVALID_VALUE;

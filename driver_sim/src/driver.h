@@ -122,6 +122,7 @@ struct Device {
     std::size_t total = 0;
     std::size_t used = 0;
     Context *primary = nullptr;  // null while not active
+    Context *ended_primary = nullptr;  // the primary one that was reset last
     unsigned primary_flags = 0;
     unsigned retained = 0;
     Pool *default_pool = nullptr;

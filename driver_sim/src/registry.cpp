@@ -5,6 +5,7 @@
 #include "reports.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <cstring>
 
@@ -12,6 +13,7 @@ namespace sim {
 
 std::atomic<int> armed_failures{0};
 std::atomic<int> noting{0};
+std::atomic<bool> orphaned{false};
 
 Registry &registry() {
     // Never destroyed: driver calls can come after the destructors of this library have run.
@@ -21,18 +23,37 @@ Registry &registry() {
 
 namespace {
 
+void after_fork_in_child() {
+    Registry &r = registry();
+    r.mutex.unlock();
+    if (r.initialised_before_reset || function_named("cuInit").calls.load(std::memory_order_relaxed))
+        orphaned = true;
+}
+
 // A fork must not copy the locked mutex: a child notes what it is refused. These are set when the library is
 // loaded, before those of the driver: a fork takes the mutex of the driver first, as everything else does.
-[[maybe_unused]] const int forks = pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                                                  [] { registry().mutex.unlock(); });
+[[maybe_unused]] const int forks =
+    pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); }, after_fork_in_child);
 
 }  // namespace
 
+Registry::Registry() {
+    void *shared = mmap(nullptr, most_functions * sizeof(*counts_of_children), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        throw std::bad_alloc();
+    counts_of_children = new (shared) std::atomic<std::uint64_t>[most_functions];
+}
+
 Function &function_named(const char *name) {
-    auto &functions = registry().functions;
-    auto found = functions.find(name);
-    if (found == functions.end())
-        found = functions.emplace(name, std::make_unique<Function>(name)).first;
+    Registry &r = registry();
+    auto found = r.functions.find(name);
+    if (found == r.functions.end()) {
+        if (r.functions.size() == Registry::most_functions)
+            throw std::bad_alloc();
+        found = r.functions.emplace(name, std::make_unique<Function>(name)).first;
+        found->second->calls_in_children = &r.counts_of_children[r.functions.size() - 1];
+    }
     return *found->second;
 }
 
@@ -126,8 +147,12 @@ void Registry::forget_log(int id) {
 void Registry::reset() {
     report_reset();
     std::lock_guard<std::mutex> guard(mutex);
-    for (auto &entry : functions)
+    if (function_named("cuInit").calls.load(std::memory_order_relaxed))
+        initialised_before_reset = true;
+    for (auto &entry : functions) {
         entry.second->calls.store(0, std::memory_order_relaxed);
+        entry.second->calls_in_children->store(0, std::memory_order_relaxed);
+    }
     refused.clear();
     refused_total = 0;
 }

@@ -42,9 +42,14 @@ struct CallLog {
 // the rest is guarded by `mutex`, which is taken last of all.
 struct Registry {
     static constexpr std::size_t kept_entries = 100000;
+    static constexpr std::size_t most_functions = 1024;
+
+    Registry();
 
     std::map<std::string, std::unique_ptr<Function>> functions;
     std::map<std::string, std::vector<Symbol>> symbols;
+    std::atomic<std::uint64_t> *counts_of_children;  // in memory that forked children share, one for each function
+    bool initialised_before_reset = false;
 
     std::mutex mutex;
     std::map<int, Failure> failures;

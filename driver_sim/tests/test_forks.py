@@ -138,3 +138,36 @@ ok(cu.cuDevicePrimaryCtxReset(0))
 ok(cu.cuStreamQuery(other))
 """
     )
+
+
+def test_calls_of_children_are_counted_where_they_can_be_seen():
+    assert run_test_program(
+        """
+import ctypes
+from sim_helpers import *
+driver = ctypes.CDLL("libcuda.so.1")
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(sim.calls_in_children())
+
+in_child(lambda: driver.cuStreamQuery(None))  # of a process that has not used the driver
+start()
+in_child(lambda: None)
+in_child(lambda: driver.cuStreamQuery(None))
+in_child(lambda: in_child(lambda: driver.cuMemFree_v2(ctypes.c_uint64(8))))
+sim.reset()
+in_child(lambda: driver.cuEventQuery(None))
+""".replace("from sim_helpers import *", "import os\nfrom sim_helpers import *")
+    ).splitlines() == [
+        "{}",
+        "{}",
+        "{'cuStreamQuery': 1}",
+        "{'cuMemFree': 1, 'cuStreamQuery': 1}",
+        "{'cuMemFree': 1, 'cuStreamQuery': 1}",
+        "{'cuEventQuery': 1}",
+    ]

@@ -3,7 +3,7 @@
 
 from cuda.bindings cimport cydriver
 
-from cuda.core._driver cimport check, ensure_driver
+from cuda.core._driver cimport check, driver_is_the_parents, ensure_driver
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
 from cuda.bindings import driver
@@ -52,10 +52,10 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
     cdef cydriver.CUcontext context = NULL
     cdef cydriver.CUresult result
     cdef object mine
+    ensure_driver()
     known = _primary.get(ordinal)
     if known is not None:
         return <cydriver.CUcontext><size_t>known
-    ensure_driver()
     with nogil:
         result = cydriver.cuDevicePrimaryCtxRetain(&context, ordinal)
     check(result, b"cuDevicePrimaryCtxRetain")
@@ -80,17 +80,36 @@ cdef int device_of_primary_context(cydriver.CUcontext context) noexcept:
     return -1
 
 
-cdef bint context_is_gone(cydriver.CUcontext context) noexcept nogil:
-    """Whether a context was destroyed or reset. The thread's current context stays what it is."""
-    cdef cydriver.CUcontext popped = NULL
-    cdef cydriver.CUresult result = cydriver.cuCtxPushCurrent(context)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        cydriver.cuCtxPopCurrent(&popped)
-    return result in (
+cdef cydriver.CUresult ask_for_context(cydriver.CUcontext context, unsigned long long id) noexcept nogil:
+    """Answer CONTEXT_IS_DESTROYED if a context was destroyed or reset since it had a number. 0 where that is not known.
+
+    Making it current does not tell: the driver does that with a context that is gone, too. A primary context that was
+    reset comes back at its address with another number. Another failure is the driver's, which refused to tell.
+    """
+    cdef unsigned long long now = 0
+    cdef cydriver.CUresult result
+    if context == NULL:  # not known; the driver would take the current one
+        return cydriver.CUresult.CUDA_SUCCESS
+    result = cydriver.cuCtxGetId(context, &now)
+    if result == cydriver.CUresult.CUDA_SUCCESS and id and now != id:
+        return cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED
+    if result == cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+        return cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED
+    return result
+
+
+cdef bint context_is_gone(cydriver.CUcontext context, unsigned long long id) noexcept nogil:
+    """The same where a refusal to tell changes nothing."""
+    return ask_for_context(context, id) in (
         cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
-        cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
         cydriver.CUresult.CUDA_ERROR_DEINITIALIZED,
     )
+
+
+cdef cydriver.CUresult ask_for_id(cydriver.CUcontext context, unsigned long long* id) noexcept nogil:
+    """Ask for the number of a context, which no other ever has; 0 where no context is known."""
+    id[0] = 0
+    return cydriver.cuCtxGetId(context, id) if context != NULL else cydriver.CUresult.CUDA_SUCCESS
 
 
 cdef int device_of_context(cydriver.CUcontext context) except -1:
@@ -169,7 +188,7 @@ cdef class Context:
         RuntimeError
             If the context is current on the calling thread. The object then stays open.
         """
-        if self._context != NULL and current_context() == self._context:
+        if self._context != NULL and not driver_is_the_parents() and current_context() == self._context:
             raise RuntimeError(f"{self!r} is current on this thread; make another one current before closing it")
         self._context = NULL
 

@@ -5,6 +5,9 @@ Modules above call ``cuda.bindings.cydriver`` themselves, without the GIL, and h
 """
 
 from cuda.bindings cimport cydriver
+from libc.stdint cimport uint16_t
+
+from cuda.core._fork cimport fork_generation
 
 from cuda.core._errors import CUDAError
 
@@ -19,6 +22,7 @@ cdef extern from "Python.h" nogil:
     bint cuda_core_is_finalizing() noexcept
 
 cdef bint _ready = False
+cdef uint16_t _ready_generation = 0  # of forks, when the driver was initialised
 
 _WAY_OUT = (
     "cuda.core needs an NVIDIA driver with a GPU and found none ({}). To run without a GPU, use the simulated "
@@ -32,6 +36,7 @@ _WAY_OUT = (
 REQUIRED_FUNCTIONS = (
     b"cuCtxGetCurrent",
     b"cuCtxGetDevice",
+    b"cuCtxGetId",
     b"cuCtxGetStreamPriorityRange",
     b"cuCtxPopCurrent",
     b"cuCtxPushCurrent",
@@ -198,11 +203,13 @@ cdef int ensure_driver() except -1:
     RuntimeError
         If there is no driver. The text names the simulated driver as a way out.
     CUDAError
-        If the driver is there and does not start.
+        If the driver is there and does not start, or was started before this process was forked. It is not called then.
     """
-    global _ready
+    global _ready, _ready_generation
     cdef cydriver.CUresult result
     if _ready:
+        if _ready_generation != fork_generation():
+            raise _error_in_child()
         return 0
     try:
         result = cydriver.cuInit(0)
@@ -212,8 +219,25 @@ cdef int ensure_driver() except -1:
         raise error_for(result, b"cuInit") from RuntimeError(_WAY_OUT.format("no device"))
     check(result, b"cuInit")
     _require_functions()
+    _ready_generation = fork_generation()
     _ready = True
     return 0
+
+
+cdef bint driver_is_the_parents() noexcept nogil:
+    """Whether the driver was started before this process was forked, which is the one that can use it."""
+    return _ready and _ready_generation != fork_generation()
+
+
+cdef object _error_in_child():
+    error = CUDAError(
+        "CUDA_ERROR_NOT_INITIALIZED: the driver was initialised before this process was forked, and a forked process "
+        "cannot use it; start processes with the method 'spawn' of multiprocessing, or fork before CUDA is used"
+    )
+    error.result = <int>cydriver.CUresult.CUDA_ERROR_NOT_INITIALIZED
+    error.result_name = "CUDA_ERROR_NOT_INITIALIZED"
+    error.function = "cuInit"
+    return error
 
 
 cdef int driver_version() except -1:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from cuda.bindings cimport cydriver
+from libc.stdint cimport uint16_t
 
 cdef class Event:
     cdef cydriver.CUevent _event
     cdef cydriver.CUcontext _context
+    cdef unsigned long long _context_id
+    cdef uint16_t _generation         # of forks, when it was made
     cdef size_t _key
     cdef readonly int device_id
     cdef bint _timing

@@ -7,9 +7,10 @@ cimport cython
 from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
 
-from cuda.core._context cimport current_context, primary_context, wrap_context
+from cuda.core._context cimport ask_for_id, context_is_gone, current_context, primary_context, wrap_context
 from cuda.core._driver cimport check, error_for
 from cuda.core._event_descriptor cimport IPCEventDescriptor, name_event
+from cuda.core._fork cimport fork_generation
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
 from cuda.bindings import driver
@@ -60,8 +61,13 @@ cdef object _checked_options(object options):
     return options
 
 
-cdef cydriver.CUresult _destroy(cydriver.CUevent event) noexcept nogil:
-    cdef cydriver.CUresult result = cydriver.cuEventDestroy(event)
+cdef cydriver.CUresult _destroy(Event owner, cydriver.CUevent event) noexcept:
+    """Destroy an event, unless it is that of the process which forked this one, or went with its context."""
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    if owner._generation == fork_generation():
+        with nogil:
+            if not context_is_gone(owner._context, owner._context_id):
+                result = cydriver.cuEventDestroy(event)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         _live.fetch_sub(1)
     return result
@@ -75,6 +81,7 @@ cdef Event create_event(cydriver.CUcontext context, int device_id, object option
     cdef object checked = _checked_options(options)
     cdef Event self = Event.__new__(Event)
     cdef unsigned int flags = 0
+    cdef const char* function = b"cuCtxGetId"
     cdef cydriver.CUresult result
     if checked.ipc_enabled:
         if not recorded:
@@ -91,11 +98,15 @@ cdef Event create_event(cydriver.CUcontext context, int device_id, object option
     self._blocking = bool(checked.blocking_sync)
     self._context = context
     self.device_id = device_id
+    self._generation = fork_generation()
     with nogil:
-        result = cydriver.cuEventCreate(&self._event, flags)
+        result = ask_for_id(context, &self._context_id)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuEventCreate"
+            result = cydriver.cuEventCreate(&self._event, flags)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         self._event = NULL
-    check(result, b"cuEventCreate")
+    check(result, function)
     self._key = <size_t>self._event
     _live.fetch_add(1)
     return self
@@ -122,6 +133,8 @@ cdef class Event:
     cdef int _ensure_open(self) except -1:
         if self._event == NULL:
             raise RuntimeError("Event has been closed")
+        if self._generation != fork_generation():
+            raise RuntimeError("the Event was made before this process was forked, and is lost in it")
         return 0
 
     cdef int ensure_recordable(self) except -1:
@@ -147,8 +160,7 @@ cdef class Event:
                 event = self._ending
                 self._ending = NULL
         if event != NULL:
-            with nogil:
-                _destroy(event)
+            _destroy(self, event)
 
     def close(self):
         """Destroy the event. The driver keeps it until what waits for it has run. Closing twice is harmless.
@@ -168,21 +180,19 @@ cdef class Event:
                 event = NULL
         if event == NULL:
             return
-        with nogil:
-            result = _destroy(event)
+        result = _destroy(self, event)
         if result != cydriver.CUresult.CUDA_SUCCESS:
             self._event = event
         check(result, b"cuEventDestroy")
 
     def __dealloc__(self):
         if self._event != NULL:
-            with nogil:
-                _destroy(self._event)
+            _destroy(self, self._event)
 
     @property
     def is_closed(self):
-        """Whether the event has been closed."""
-        return self._event == NULL
+        """Whether the event has been closed, or is that of the process which forked this one."""
+        return self._event == NULL or self._generation != fork_generation()
 
     @property
     def is_timing_enabled(self):
@@ -309,7 +319,7 @@ cdef class Event:
     @property
     def handle(self):
         """The ``CUevent`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
-        return driver.CUevent(<size_t>self._event)
+        return driver.CUevent(0 if self.is_closed else <size_t>self._event)
 
     @property
     def context(self):
@@ -359,7 +369,7 @@ cdef class Event:
         return hash((type(self), self._key))
 
     def __repr__(self):
-        state = " closed" if self._event == NULL else ""
+        state = " closed" if self._event == NULL else " lost in a forked process" if self.is_closed else ""
         return f"<Event handle={self._key:#x} device={self.device_id}{state}>"
 
 
@@ -370,6 +380,7 @@ cdef Event _open_event(IPCEventDescriptor name):
     """Open an event in the current context."""
     cdef Event self = Event.__new__(Event)
     cdef cydriver.CUresult result
+    self._generation = fork_generation()
     with nogil:
         result = cydriver.cuIpcOpenEventHandle(&self._event, name.handle)
     if result != cydriver.CUresult.CUDA_SUCCESS:

@@ -9,7 +9,7 @@ cimport cython
 from cpython.ref cimport Py_INCREF, PyObject
 from cuda.bindings cimport cydriver
 
-from cuda.core._context cimport current_context, device_of_context, wrap_context
+from cuda.core._context cimport ask_for_id, current_context, device_of_context, wrap_context
 from cuda.core._driver cimport check, ensure_driver
 from cuda.core._event cimport Event, create_event
 from cuda.core._stream_handle cimport (
@@ -22,6 +22,7 @@ from cuda.core._stream_handle cimport (
     StreamKind,
     always_there,
     bind_token,
+    is_inherited,
     new_stream_handle,
     release_stream,
     retain_stream,
@@ -148,6 +149,7 @@ cdef Stream create_stream(cydriver.CUcontext context, int device_id, object opti
     cdef StreamHandle* handle
     cdef cydriver.CUresult result
     cdef int low = 0, high = 0, priority = 0
+    cdef const char* function = b"cuCtxGetId"
     cdef unsigned int flags = (
         cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING if nonblocking else cydriver.CUstream_flags.CU_STREAM_DEFAULT
     )
@@ -160,11 +162,14 @@ cdef Stream create_stream(cydriver.CUcontext context, int device_id, object opti
         priority = wanted
     handle = new_stream_handle(NULL, context, device_id, STREAM_OWNED)
     with nogil:
-        result = cydriver.cuStreamCreateWithPriority(&handle.stream, flags, priority)
+        result = ask_for_id(context, &handle.context_id)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuStreamCreateWithPriority"
+            result = cydriver.cuStreamCreateWithPriority(&handle.stream, flags, priority)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         handle.kind = STREAM_FOREIGN  # there is none to destroy
         release_stream(handle)
-        check(result, b"cuStreamCreateWithPriority")
+        check(result, function)
     self._handle = handle
     self._key = <size_t>handle.stream
     self._nonblocking = nonblocking
@@ -226,6 +231,8 @@ cdef class Stream:
     cdef int _ensure_open(self) except -1:
         if self._handle == NULL:
             raise RuntimeError("Stream has been closed")
+        if is_inherited(self._handle):
+            raise RuntimeError("the Stream was made before this process was forked, and is lost in it")
         return 0
 
     cdef StreamHandle* _hold(self) except NULL:
@@ -260,8 +267,8 @@ cdef class Stream:
 
     @property
     def is_closed(self):
-        """Whether the object has let go of its stream."""
-        return self._handle == NULL
+        """Whether the object has let go of its stream, or the stream is that of the process which forked this one."""
+        return self._handle == NULL or is_inherited(self._handle)
 
     def __cuda_stream__(self):
         """Return ``(0, address)``, the protocol by which other libraries accept this stream."""
@@ -271,7 +278,7 @@ cdef class Stream:
     @property
     def handle(self):
         """The ``CUstream`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
-        return driver.CUstream(<size_t>self._handle.stream if self._handle != NULL else 0)
+        return driver.CUstream(0 if self.is_closed else <size_t>self._handle.stream)
 
     @property
     def is_nonblocking(self):
@@ -520,6 +527,8 @@ cdef class Stream:
     def __repr__(self):
         if self._handle == NULL:
             return f"<Stream handle={self._key:#x} closed>"
+        if is_inherited(self._handle):
+            return f"<Stream handle={self._key:#x} lost in a forked process>"
         context = f" context={<size_t>self._handle.context:#x}" if self._handle.context != NULL else ""
         return f"<Stream handle={self._key:#x}{context}>"
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from cpython.ref cimport PyObject
 from cuda.bindings cimport cydriver
+from libc.stdint cimport uint16_t
+
+from cuda.core._fork cimport fork_generation
 
 cdef enum StreamKind:
     STREAM_OWNED = 0        # created here: destroyed when the last holder lets go
@@ -13,6 +16,8 @@ cdef struct StreamHandle:
     long count
     cydriver.CUstream stream
     cydriver.CUcontext context   # NULL where none was current
+    unsigned long long context_id  # 0 where it is not known
+    uint16_t generation          # of forks, when it was made
     int device_id                # -1 until asked for
     StreamKind kind
     unsigned long thread         # the thread that bound a per-thread stream
@@ -41,6 +46,13 @@ cdef inline void drop_stream(StreamHandle* handle) noexcept:
     if handle != NULL and __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) == 0:
         with nogil:
             end_stream(handle)
+
+# Whether the driver's stream is the parent's of this forked process. The two default streams are names, which are
+# nobody's until they are bound to a context.
+cdef inline bint is_inherited(StreamHandle* handle) noexcept nogil:
+    return handle.generation != fork_generation() and (
+        handle.context != NULL or handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD)
+    )
 
 # Takes the count of 1 that it returns; released with release_stream.
 cdef StreamHandle* new_stream_handle(cydriver.CUstream stream, cydriver.CUcontext context, int device_id,

@@ -12,7 +12,7 @@ from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
-from cuda.core._context cimport current_context
+from cuda.core._context cimport ask_for_context, context_is_gone, current_context
 from cuda.core._driver cimport is_finalizing
 
 cdef extern from "Python.h":
@@ -37,6 +37,7 @@ cdef StreamHandle* new_stream_handle(cydriver.CUstream stream, cydriver.CUcontex
     handle.context = context
     handle.device_id = device_id
     handle.kind = kind
+    handle.generation = fork_generation()
     handle.thread = PyThread_get_thread_ident()
     _live.fetch_add(1)
     return handle
@@ -45,9 +46,13 @@ cdef StreamHandle* new_stream_handle(cydriver.CUstream stream, cydriver.CUcontex
 cdef void end_stream(StreamHandle* handle) noexcept nogil:
     """Destroy a stream that nobody holds any more, where it is ours."""
     cdef int member
-    if handle.kind == STREAM_OWNED:
-        # A stream whose context is gone is gone with it; there is nobody to tell and nothing to try again.
-        cydriver.cuStreamDestroy(handle.stream)
+    if (
+        handle.kind == STREAM_OWNED
+        and not is_inherited(handle)
+        # A stream whose context is gone is gone with it, and a real driver does not survive that it is named again.
+        and not context_is_gone(handle.context, handle.context_id)
+    ):
+        cydriver.cuStreamDestroy(handle.stream)  # refused, there is nobody to tell and nothing to try again
     if handle.owner != NULL and not is_finalizing():
         with gil:
             Py_XDECREF(handle.owner)
@@ -68,15 +73,29 @@ cdef cydriver.CUresult enter_stream(StreamHandle* handle, bint* pushed, const ch
     pushed[0] = False
     if handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD) or handle.context == NULL:
         return cydriver.CUresult.CUDA_SUCCESS
+    function[0] = b"cuCtxGetId"
+    result = ask_for_context(handle.context, handle.context_id)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
     function[0] = b"cuCtxGetCurrent"
     result = cydriver.cuCtxGetCurrent(&current)
     if result == cydriver.CUresult.CUDA_SUCCESS and current != handle.context:
         function[0] = b"cuCtxPushCurrent"
         result = cydriver.cuCtxPushCurrent(handle.context)
         pushed[0] = result == cydriver.CUresult.CUDA_SUCCESS
-        if result == cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
-            result = cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED  # it was one when it was recorded
     return result
+
+
+cdef cydriver.CUresult _ask_for_its_context(StreamHandle* handle, const char** function) noexcept nogil:
+    """Answer CONTEXT_IS_DESTROYED if a stream went with its context. To be asked before the stream is named.
+
+    A driver may crash where a stream of a context that is gone is named. Of a stream made elsewhere nothing is known
+    before its context was asked for; the default streams are asked for when they are entered.
+    """
+    function[0] = b"cuCtxGetId"
+    if handle.kind in (STREAM_OWNED, STREAM_FOREIGN):
+        return ask_for_context(handle.context, handle.context_id)
+    return cydriver.CUresult.CUDA_SUCCESS
 
 
 cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil:
@@ -121,6 +140,9 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
             if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
+    result = _ask_for_its_context(handle, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return cydriver.CUresult.CUDA_SUCCESS if stream_is_gone(handle, result) else result
     result = enter_stream(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
@@ -149,6 +171,9 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
             if result != cydriver.CUresult.CUDA_SUCCESS and not stream_is_gone(handle.members[member], result):
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
+    result = _ask_for_its_context(handle, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
     result = enter_stream(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
@@ -177,6 +202,10 @@ cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const ch
             if result != cydriver.CUresult.CUDA_SUCCESS or not idle[0]:
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
+    result = _ask_for_its_context(handle, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        idle[0] = stream_is_gone(handle, result)
+        return cydriver.CUresult.CUDA_SUCCESS if idle[0] else result
     # Asking a capturing stream for its work would invalidate the capture.
     result = stream_is_capturing(handle, &capturing, function)
     if result != cydriver.CUresult.CUDA_SUCCESS or capturing:
@@ -253,7 +282,8 @@ cdef StreamHandle* bind_token(StreamHandle* token) except? NULL:
     with cython.critical_section(_slots):
         last = _last_bound[slot]
         if last != NULL and last.context == context and (slot == 0 or last.thread == PyThread_get_thread_ident()):
-            return retain_stream(last)
+            if not is_inherited(last):
+                return retain_stream(last)
     bound = retain_stream(new_stream_handle(token.stream, context, -1, token.kind))  # for the slot and the caller
     with cython.critical_section(_slots):
         last, _last_bound[slot] = _last_bound[slot], bound

@@ -7,3 +7,5 @@ cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontex
                                          const char** function) noexcept nogil
 cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext context, StreamHandle* earlier,
                                    bint* gone, const char** function) noexcept nogil
+cdef cydriver.CUresult enter_context_of_stream(StreamHandle* handle, bint* pushed,
+                                               const char** function) noexcept nogil

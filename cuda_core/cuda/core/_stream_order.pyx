@@ -3,6 +3,7 @@
 
 from cuda.bindings cimport cydriver
 
+from cuda.core._context cimport ask_for_context, ask_for_id
 from cuda.core._stream_handle cimport (
     STREAM_LEGACY,
     STREAM_PER_THREAD,
@@ -16,19 +17,41 @@ cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontex
                                          const char** function) noexcept nogil:
     """Find the context of a stream; of a default stream that was not bound to one, the current context or NULL.
 
+    One that is gone is answered with CONTEXT_IS_DESTROYED: it could be made current all the same.
     On failure ``function`` names the call that was refused.
     """
     cdef cydriver.CUresult result
     context[0] = handle.context
     if handle.context != NULL:
-        return cydriver.CUresult.CUDA_SUCCESS
+        function[0] = b"cuCtxGetId"
+        return ask_for_context(handle.context, handle.context_id)
     if handle.kind == STREAM_LEGACY or handle.kind == STREAM_PER_THREAD:
         function[0] = b"cuCtxGetCurrent"
         return cydriver.cuCtxGetCurrent(context)
     function[0] = b"cuStreamGetCtx"
     result = cydriver.cuStreamGetCtx(handle.stream, context)
     if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuCtxGetId"
+        result = ask_for_id(context[0], &handle.context_id)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
         handle.context = context[0]
+    return result
+
+
+cdef cydriver.CUresult enter_context_of_stream(StreamHandle* handle, bint* pushed,
+                                               const char** function) noexcept nogil:
+    """Make a stream's context current for a call that needs one, unless it is; undone by ``leave_stream``."""
+    cdef cydriver.CUcontext context = NULL, current = NULL
+    cdef cydriver.CUresult result = context_of_stream(handle, &context, function)
+    pushed[0] = False
+    if result != cydriver.CUresult.CUDA_SUCCESS or context == NULL:
+        return result
+    function[0] = b"cuCtxGetCurrent"
+    result = cydriver.cuCtxGetCurrent(&current)
+    if result == cydriver.CUresult.CUDA_SUCCESS and current != context:
+        function[0] = b"cuCtxPushCurrent"
+        result = cydriver.cuCtxPushCurrent(context)
+        pushed[0] = result == cydriver.CUresult.CUDA_SUCCESS
     return result
 
 

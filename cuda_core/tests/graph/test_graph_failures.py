@@ -120,6 +120,8 @@ class End(Scene):
 
 
 class Split(Scene):
+    asked_only = ("cuCtxGetId",)  # before a stream or an event is destroyed
+
     def prepare(self):
         super().prepare()
         self.first = scratch(self.builder)
@@ -144,6 +146,8 @@ class Split(Scene):
 
 
 class Join(Scene):
+    asked_only = ("cuCtxGetId",)  # before a stream or an event is destroyed
+
     def prepare(self):
         super().prepare()
         self.builders = self.builder.split(3)

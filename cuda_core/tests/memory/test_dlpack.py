@@ -430,10 +430,10 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)
 from buffer_kinds import SOURCES
 from cuda.core import Device, OwnershipError
 from dlpack_peer import take
-from support import still_allocated
-sim = sys.modules.get("cuda_driver_sim")
+from support import still_allocated, watching_driver
 device = Device(0)
 device.set_current()
+sim = watching_driver()
 buffers = [SOURCES[kind](device).allocate() for kind in SOURCES]
 capsules = [buffer.__dlpack__() for buffer in buffers]
 taken = [take(buffer) for buffer in buffers]

@@ -398,6 +398,8 @@ def test_every_call_of_allocate_fails(plain, kind, device, driver_watch, with_st
             buffer.close()
         if name not in AFTERWARDS:
             assert current_context() == context
+        elif name == "cuCtxPopCurrent":  # what was pushed is still there
+            check(driver.cuCtxPopCurrent())
         check(driver.cuCtxSetCurrent(context))
         assert driver_watch.live() == live, f"{name} {n}: something is left"
     if stream is not None:

@@ -276,7 +276,8 @@ def test_pools_and_buffers_alive_at_exit_are_silent(how):
 
 
 FORK = """
-import os
+import os, warnings
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # newer Pythons warn of threads, and drivers have some
 from buffer_kinds import POOLS
 from support import fill, holds
 from cuda.core import Device

@@ -25,7 +25,15 @@ EXCHANGE = "cuThreadExchangeStreamCaptureMode"
 # What undoes a step that has had its effect. Where one of these is refused the operation has succeeded.
 UNDOING = {"cuCtxPopCurrent", "cuEventDestroy", "cuStreamDestroy"}
 # What is asked after a share was given up, to forget its streams early.
-ASIDE = {"cuStreamQuery", "cuStreamIsCapturing", "cuCtxGetCurrent", "cuCtxPushCurrent", EXCHANGE, *UNDOING}
+ASIDE = {
+    "cuStreamQuery",
+    "cuStreamIsCapturing",
+    "cuCtxGetId",
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent",
+    EXCHANGE,
+    *UNDOING,
+}
 
 
 class Shared:

@@ -130,6 +130,18 @@ def calls() -> dict[str, int]:
     return _counts("cudaDriverSimCalls")
 
 
+def calls_in_children() -> dict[str, int]:
+    """Count the driver calls of forked children since the last `reset`, of each function.
+
+    Returns
+    -------
+    dict of str to int
+        As for `calls`, of all children of this process and of theirs, also of those that have ended. Only
+        those count that were forked after ``cuInit``: a real driver may hang or crash where they call it.
+    """
+    return _counts("cudaDriverSimCallsInChildren")
+
+
 def refused() -> Calls:
     """List the calls that were answered with an error since the last `reset`.
 

@@ -10,8 +10,8 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp.atomic cimport atomic, memory_order_release
 
+from cuda.core._fork cimport fork_generation
 from cuda.core._memory._chains cimport keep, let_go
-from cuda.core._memory._fork cimport fork_generation
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EPOCH_MASK,

@@ -373,9 +373,11 @@ cdef class Buffer(Record):
         OwnershipError
             If the buffer is closed.
         """
-        cdef StreamHandle* order = bind_stream(Stream_accept(stream))
+        cdef StreamHandle* order
+        self.ensure_usable()
+        order = bind_stream(Stream_accept(stream))
         try:
-            self.ensure_usable()
+            self.ensure_usable()  # another thread may have closed it meanwhile
             order = self.swap_stream(order)
         finally:
             release_stream(order)  # the old stream, or the new one that was refused
@@ -395,9 +397,11 @@ cdef class Buffer(Record):
         OwnershipError
             If the buffer is closed.
         """
-        cdef StreamHandle* order = bind_stream(Stream_accept(stream))
+        cdef StreamHandle* order
+        self.ensure_usable()
+        order = bind_stream(Stream_accept(stream))
         try:
-            self.ensure_usable()
+            self.ensure_usable()  # another thread may have closed it meanwhile
         except BaseException:
             release_stream(order)
             raise

@@ -17,7 +17,8 @@ from cuda.core._memory._copy cimport (
     plain_copy,
 )
 from cuda.core._stream cimport Stream, Stream_accept
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, release_stream
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, leave_stream, release_stream
+from cuda.core._stream_order cimport enter_context_of_stream
 
 from cuda.core._error_text import shown
 from cuda.core._memory._copy_options import CopyOptions
@@ -118,6 +119,8 @@ cdef int _fill_batch(Batch* batch, list sources, list targets, list options) exc
 cdef int _copy_natively(CopyBatch native, list sources, list targets, list options, StreamHandle* order) except -1:
     cdef Batch batch
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef const char* function = b"cuMemcpyBatchAsync"
+    cdef bint pushed = False
     batch.count = batch.attribute_count = 0
     batch.dsts = batch.srcs = NULL
     batch.sizes = batch.indices = NULL
@@ -127,11 +130,16 @@ cdef int _copy_natively(CopyBatch native, list sources, list targets, list optio
         _fill_batch(&batch, sources, targets, options)
         if batch.count:
             with nogil:
-                result = native(
-                    batch.dsts, batch.srcs, batch.sizes, batch.count, batch.attributes, batch.indices,
-                    batch.attribute_count, order.stream,
-                )
-        check(result, b"cuMemcpyBatchAsync")
+                # Other copies need no current context: they take their stream's.
+                result = enter_context_of_stream(order, &pushed, &function)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    function = b"cuMemcpyBatchAsync"
+                    result = native(
+                        batch.dsts, batch.srcs, batch.sizes, batch.count, batch.attributes, batch.indices,
+                        batch.attribute_count, order.stream,
+                    )
+                    leave_stream(pushed)
+        check(result, function)
     finally:
         _free_batch(&batch)
     return 0

@@ -12,6 +12,7 @@ from libc.stdint cimport uintptr_t
 from libc.string cimport strcmp
 
 from cuda.core._driver cimport is_finalizing
+from cuda.core._fork cimport fork_generation
 from cuda.core._memory._dlpack_abi cimport (
     DL_CPU,
     DL_CUDA,
@@ -35,12 +36,18 @@ cdef const char* _USED_VERSIONED = b"used_dltensor_versioned"
 cdef class ImportedTensor:
     """A managed tensor that was taken over. Its deleter is called once, with this object."""
 
+    def __cinit__(self):
+        self.generation = fork_generation()
+
     def __dealloc__(self):
         cdef PyObject* kind = NULL
         cdef PyObject* value = NULL
         cdef PyObject* trace = NULL
         # Somebody else's deleter may run Python, which is no longer there when the interpreter goes.
         if is_finalizing():
+            return
+        # And it may call the driver, which a forked child cannot.
+        if self.generation != fork_generation() and self.tensor != NULL and self.tensor.device.device_type != DL_CPU:
             return
         PyErr_Fetch(&kind, &value, &trace)
         with nogil:

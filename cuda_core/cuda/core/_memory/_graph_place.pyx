@@ -12,8 +12,8 @@ from libc.stdlib cimport calloc, free, realloc
 from libcpp.atomic cimport atomic
 
 from cuda.core._driver cimport is_finalizing
+from cuda.core._fork cimport fork_generation
 from cuda.core._memory._allocation cimport Keeper
-from cuda.core._memory._fork cimport fork_generation
 from cuda.core._stream_handle cimport release_stream
 
 cdef extern from *:

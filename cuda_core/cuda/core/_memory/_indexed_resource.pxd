@@ -21,7 +21,8 @@ cdef class Holding:
     cdef object owner           # weak reference to that record
     cdef Slot slot              # the way to it where it is an Allocation
     cdef bint being_freed
-    cdef size_t context         # of memory at the host: the one that it was made in
+    cdef size_t context         # the one that the memory goes with, 0 where nobody knows
+    cdef unsigned long long context_id  # its number when the memory was made
     cdef Record record(self)
     cdef Holder holder(self)
 

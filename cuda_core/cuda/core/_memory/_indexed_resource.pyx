@@ -92,7 +92,7 @@ cdef class IndexedResource(MemoryResource):
         cdef Holding before = self._holdings.get(holding.key)
         cdef Record stale
         if before is not None:
-            holding.context = before.context
+            holding.context, holding.context_id = before.context, before.context_id
         self._holdings[holding.key] = holding
         record.entry = holding
         if before is not None and not before.being_freed:
@@ -100,6 +100,7 @@ cdef class IndexedResource(MemoryResource):
             if stale is not None and stale is not record and stale.state() == STATE_OWNED:
                 if stale.word != record.word and stale.apply(EVENT_LOSE) == VERDICT_GO:
                     record_ended(stale)
+                    holding.context = holding.context_id = 0  # of the memory that was there
         return 0
 
     cdef int remember(self, Record record) except -1:
@@ -182,7 +183,7 @@ cdef class IndexedResource(MemoryResource):
         except MemoryError:  # it cannot be found by its address, and frees itself all the same
             return
         if left is not None:
-            (<Holding>prepared).context = left.context
+            (<Holding>prepared).context, (<Holding>prepared).context_id = left.context, left.context_id
 
     cdef bint is_freed(self, Record record, Holding holding) noexcept:
         """Whether a record that is being released has no entry because it was freed within this very release."""

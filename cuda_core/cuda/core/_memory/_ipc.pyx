@@ -16,8 +16,8 @@ from cuda.bindings cimport cydriver
 from libc.errno cimport errno as last_error
 from libcpp.atomic cimport atomic
 
+from cuda.core._fork cimport fork_generation
 from cuda.core._memory._arguments cimport size_argument
-from cuda.core._memory._fork cimport fork_generation
 
 from cuda.core._error_text import shown
 from cuda.core._start_method import warn_under_fork

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
-from cuda.core._context cimport device_count
+from cuda.core._context cimport current_context, device_count, primary_context
 from cuda.core._driver cimport check, ensure_driver, error_for
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._batch cimport Loans, buffers_argument
@@ -38,10 +38,28 @@ cdef int ensure_managed(Record record, str caller) except -1:
     return 0
 
 
+cdef int _advise(Record record, cydriver.CUmem_advise advice, cydriver.CUmemLocation location) except -1:
+    """Make the driver's call, which needs a current context and does not mind which. A thread without one gets one."""
+    cdef cydriver.CUcontext context = NULL, popped = NULL
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef const char* function = b"cuCtxPushCurrent"
+    if current_context() == NULL:
+        context = primary_context(max(record.device_id, 0))
+    with nogil:
+        if context != NULL:
+            result = cydriver.cuCtxPushCurrent(context)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuMemAdvise"
+            result = cydriver.cuMemAdvise(record.pointer, record.size, advice, location)
+            if context != NULL:
+                cydriver.cuCtxPopCurrent(&popped)
+    check(result, function)
+    return 0
+
+
 cdef int advise(Record record, cydriver.CUmem_advise advice, object place) except -1:
     """Give advice for all of a record's memory; ``place`` is None for advice that needs none."""
     cdef cydriver.CUmemLocation location
-    cdef cydriver.CUresult result
     lend(record, "advised")
     try:
         if place is None:
@@ -53,9 +71,7 @@ cdef int advise(Record record, cydriver.CUmem_advise advice, object place) excep
         if record.size == 0:
             return 0
         ensure_driver()
-        with nogil:
-            result = cydriver.cuMemAdvise(record.pointer, record.size, advice, location)
-        check(result, b"cuMemAdvise")
+        _advise(record, advice, location)
     finally:
         end_loan(record)
     return 0

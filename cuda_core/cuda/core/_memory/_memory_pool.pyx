@@ -25,6 +25,7 @@ from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
     StreamHandle,
     enter_stream,
+    is_inherited,
     leave_stream,
     retain_stream,
     stream_as_seen_here,
@@ -261,6 +262,7 @@ cdef class _MemPool(IndexedResource):
     def _hold_pool(self):
         """Return the pool's address, and what keeps the pool while the caller uses it."""
         self.ensure_open()
+        ensure_driver()  # which refuses in a forked child
         return <size_t>self._pool, self._reference
 
     # -- allocating ------------------------------------------------------------------------------------------------
@@ -313,7 +315,7 @@ cdef class _MemPool(IndexedResource):
         number = PyLong_AsLongLongAndOverflow(size, &beyond) if PyLong_CheckExact(size) else -1
         wanted = <size_t>number if number >= 0 else size_argument(size, "size")
         if type(stream) is Stream and (<Stream>stream)._handle != NULL and (
-            (<Stream>stream)._handle.kind <= STREAM_FOREIGN
+            (<Stream>stream)._handle.kind <= STREAM_FOREIGN and not is_inherited((<Stream>stream)._handle)
         ):
             order = retain_stream((<Stream>stream)._handle)
         else:

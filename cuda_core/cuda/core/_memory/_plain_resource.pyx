@@ -5,8 +5,8 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 
-from cuda.core._context cimport context_is_gone, current_context
-from cuda.core._driver cimport check, ensure_driver, is_hopeless
+from cuda.core._context cimport ask_for_context, ask_for_id, context_is_gone, current_context
+from cuda.core._driver cimport check, ensure_driver, error_for, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, NEVER_WAIT, Record
 from cuda.core._memory._arguments cimport size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
@@ -86,6 +86,7 @@ cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1
     cdef Holding holding
     if not record.size:
         return CLOSE_DONE
+    resource.ensure_not_gone(record)
     # These frees wait for the whole device, whatever their own stream does. A collection leaves that to the queue.
     if waiting < NEVER_WAIT and not must_queue(order, waiting):
         resource.free_record(record, order)
@@ -101,7 +102,7 @@ cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1
         free(what)
         raise
     job.once = waiting == NEVER_WAIT
-    job.context = resource.context_of_memory(record)
+    job.context = resource.context_of_memory(record, &job.context_id)
     if job.context != NULL:
         job.place = place_of_context(job.context)
     # The entry goes when the free is queued: nobody can ask for this address any more.
@@ -157,6 +158,9 @@ cdef class PlainResource(IndexedResource):
         cdef const char* function = NULL
         cdef cydriver.CUresult result
         cdef StreamHandle* order = NULL
+        cdef cydriver.CUcontext context
+        cdef unsigned long long id = 0
+        cdef Holding holding
         cdef Buffer buffer
         if stream is not None:
             order = bind_stream(Stream_accept(stream))
@@ -166,6 +170,10 @@ cdef class PlainResource(IndexedResource):
         buffer = new_buffer(0, wanted, self, self.ordinal(), order)
         if wanted:
             self.prepare()
+            context = self.context_to_allocate_in()
+            with nogil:
+                result = ask_for_id(context, &id)
+            check(result, b"cuCtxGetId")
             with nogil:
                 result = _allocate_plain(self, wanted, &address, &function)
                 if result == cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY and drain_for_memory():
@@ -174,26 +182,55 @@ cdef class PlainResource(IndexedResource):
             buffer.pointer = address
         buffer.begin(STATE_OWNED, None, 0)
         self.remember(buffer)
-        if wanted and self.ordinal() < 0:
-            (<Holding>buffer.entry).context = <size_t>current_context()
+        if wanted:
+            holding = buffer.entry
+            holding.context, holding.context_id = <size_t>context, id
         return buffer
 
-    cdef cydriver.CUcontext context_of_memory(self, Record record) noexcept:
-        """Return the context that takes this memory along, NULL where nobody knows."""
+    cdef cydriver.CUcontext context_to_allocate_in(self) except? NULL:
+        return current_context()
+
+    cdef cydriver.CUcontext context_of_memory(self, Record record, unsigned long long* id) noexcept:
+        """Return the context that takes this memory along, NULL where nobody knows; and its number, 0 if not known."""
         cdef Holding holding = record.entry
+        id[0] = 0
         if holding is not None and holding.context:
+            id[0] = holding.context_id
             return <cydriver.CUcontext>holding.context
         return record.stream.context if record.stream != NULL else NULL
 
+    cdef int ensure_not_gone(self, Record record) except -1:
+        """Raise that memory went with its context, before the driver is asked for anything that went with it too.
+
+        By now the address may be another allocation's, of the context that came after a reset.
+        """
+        cdef unsigned long long id = 0
+        cdef cydriver.CUcontext context = self.context_of_memory(record, &id)
+        cdef cydriver.CUresult result
+        with nogil:
+            result = ask_for_context(context, id)
+        if result == cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED:
+            error = error_for(result, b"cuCtxGetId")
+            error.lost_place = place_of_context(context)
+            self.end_free(self.begin_free(record), True)  # the address may come back, and means nothing then
+            raise error
+        check(result, b"cuCtxGetId")
+        return 0
+
     cdef int mark_as_lost(self, Record record, object error) except -1:
         """Say in a driver's error of which context the memory was, if that is gone."""
-        cdef cydriver.CUcontext context = self.context_of_memory(record)
-        if is_hopeless(<cydriver.CUresult><int>error.result) or (context != NULL and context_is_gone(context)):
+        cdef unsigned long long id = 0
+        cdef cydriver.CUcontext context = self.context_of_memory(record, &id)
+        cdef bint gone
+        with nogil:
+            gone = context != NULL and context_is_gone(context, id)
+        if gone or is_hopeless(<cydriver.CUresult><int>error.result):
             error.lost_place = place_of_context(context) if context != NULL else place_of(record)
         return 0
 
     cdef int free_record(self, Record record, StreamHandle* order) except -1:
         cdef Holding holding
+        cdef unsigned long long id = 0
         if not record.size:
             return 0
         try:
@@ -201,7 +238,7 @@ cdef class PlainResource(IndexedResource):
         except CUDAError as error:
             # Where the stream's context is dead nothing runs any more. If the memory is of another, it is still there.
             hopeless = is_hopeless(<cydriver.CUresult><int>error.result)
-            if not hopeless or order.context == self.context_of_memory(record):
+            if not hopeless or order.context == self.context_of_memory(record, &id):
                 self.mark_as_lost(record, error)
                 raise
         holding = self.begin_free(record)

@@ -17,8 +17,8 @@ from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
 from cuda.core._driver cimport check, ensure_driver, error_for, is_finalizing, is_hopeless
+from cuda.core._fork cimport fork_generation
 from cuda.core._memory._allocation cimport Keeper
-from cuda.core._memory._fork cimport fork_generation
 
 from cuda.core._errors import CUDAWarning
 

@@ -246,6 +246,10 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
     cdef const char* function = NULL
     blocked[0] = False
     job.failure.function = NULL
+    if job.context != NULL and context_is_gone(job.context, job.context_id):
+        job.lost = True
+        job.failure.result, job.failure.function = cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED, b"cuCtxGetId"
+        return True
     if job.order != NULL:
         result = stream_is_capturing(job.order, blocked, &function)
         if blocked[0]:
@@ -274,7 +278,9 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
         job.discard(job.data, NULL)  # here, and not under the mutex: it may destroy a pool
     else:
         # Memory of a context that is gone is an address that the driver does not know.
-        job.lost = is_hopeless(job.failure.result) or (job.context != NULL and context_is_gone(job.context))
+        job.lost = is_hopeless(job.failure.result) or (
+            job.context != NULL and context_is_gone(job.context, job.context_id)
+        )
     pthread_mutex_lock(&_mutex)
     _in_driver = 0
     pthread_mutex_unlock(&_mutex)

@@ -35,8 +35,15 @@ cdef class _SynchronousMemoryResource(PlainResource):
     cdef int ordinal(self) noexcept:
         return self._ordinal
 
-    cdef cydriver.CUcontext context_of_memory(self, Record record) noexcept:
-        return self._context if self._context != NULL else PlainResource.context_of_memory(self, record)
+    cdef cydriver.CUcontext context_of_memory(self, Record record, unsigned long long* id) noexcept:
+        cdef cydriver.CUcontext context = PlainResource.context_of_memory(self, record, id)
+        if self._context == NULL or context == self._context:
+            return context
+        id[0] = 0
+        return self._context
+
+    cdef cydriver.CUcontext context_to_allocate_in(self) except? NULL:
+        return self._context
 
     cdef int prepare(self) except -1:
         if self._ordinal < 0:

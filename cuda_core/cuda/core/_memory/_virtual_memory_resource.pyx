@@ -5,7 +5,7 @@ cimport cython
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
-from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
+from cuda.core._driver cimport driver_is_the_parents, error_for, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, Record, record_ended
 from cuda.core._memory._arguments cimport device_argument, round_up, size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
@@ -158,7 +158,7 @@ cdef class VirtualMemoryResource(IndexedResource):
         ignored.function = NULL
         if <void*>self._leftovers == NULL:  # the constructor of a base class failed, before there were any fields
             return
-        if self._leftovers and not is_finalizing():
+        if self._leftovers and not is_finalizing() and not driver_is_the_parents():
             for range_ in self._leftovers:
                 range_.return_all(&ignored)
 

@@ -5,7 +5,7 @@ from cuda.bindings cimport cydriver
 from libc.string cimport memset
 
 from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
-from cuda.core._memory._fork cimport fork_generation
+from cuda.core._fork cimport fork_generation
 from cuda.core._memory._graph_memory cimport free_left, look_at_all
 from cuda.core._memory._graph_place cimport (
     PLACE_FREED,

@@ -7,8 +7,8 @@ import os
 from cuda.bindings cimport cydriver
 
 from cuda.core._context cimport device_of_context
-from cuda.core._driver cimport check, is_finalizing, is_hopeless
-from cuda.core._memory._fork cimport fork_generation
+from cuda.core._driver cimport check, driver_is_the_parents, is_finalizing, is_hopeless
+from cuda.core._fork cimport fork_generation
 from cuda.core._memory._graph_place cimport (
     CapturedGraph,
     continue_on,
@@ -481,6 +481,9 @@ cdef class GraphBuilder(GraphSource):
             If the driver refuses. The builder stays open then and can be closed again.
         """
         if self._closed:
+            return
+        if driver_is_the_parents():  # a thread that was changing it at the fork will never end that
+            self._give_up()
             return
         with _Alone(self):
             self._give_up()

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many forks this process is away from the one that loaded the package.
 
-A forked child cannot use the driver: nearly everything answers that it is not initialised, and some frees even
-succeed, on nothing. So records keep the generation that they began in, and a record of an earlier one is lost.
+A forked child cannot use the driver: nearly everything answers that it is not initialised, some frees even succeed, on
+nothing, some calls crash, and any may wait for ever, for a lock that another thread of the parent held at the fork. So
+what the driver has made keeps the generation that it began in. What is of an earlier one is the parent's: its use is
+refused, and its end calls no driver.
 """
 
 from libc.stdint cimport uint16_t
@@ -15,6 +17,7 @@ cdef uint16_t _generation = 0
 
 
 cdef void _in_child() noexcept nogil:
+    """Count. It runs before any Python of the child, whose first steps may drop what other threads had."""
     global _generation
     _generation += 1
 
