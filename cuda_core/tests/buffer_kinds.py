@@ -216,23 +216,32 @@ def raw_virtual_memory(size, address=0):
     return address
 
 
+raw_pools = {}
+
+
+def make_raw_pools():
+    """Make the pools of `raw_memory`. They stay: a driver crashes later when one is destroyed under its memory."""
+    for kind in POOLS:
+        properties = driver.CUmemPoolProps()
+        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        if kind == "pinned pool":
+            properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+        elif kind == "managed pool":
+            properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+        pool = check(driver.cuMemPoolCreate(properties))
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        check(driver.cuMemPoolSetAccess(pool, [access], 1))
+        raw_pools[kind] = pool
+
+
 def raw_pool_memory(kind, size):
-    """Memory of a pool that is gone already: the driver lets it live on, and frees it like any other."""
-    properties = driver.CUmemPoolProps()
-    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    if kind == "pinned pool":
-        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
-    elif kind == "managed pool":
-        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
-    pool = check(driver.cuMemPoolCreate(properties))
-    access = driver.CUmemAccessDesc()
-    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    check(driver.cuMemPoolSetAccess(pool, [access], 1))
-    address = int(check(driver.cuMemAllocFromPoolAsync(size, pool, 0)))
+    if not raw_pools:
+        make_raw_pools()
+    address = int(check(driver.cuMemAllocFromPoolAsync(size, raw_pools[kind], 0)))
     check(driver.cuStreamSynchronize(0))
-    check(driver.cuMemPoolDestroy(pool))
     return address
 
 

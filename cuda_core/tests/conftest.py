@@ -211,6 +211,7 @@ def driver_name(pytestconfig):
 @pytest.fixture(scope="session", autouse=True)
 def devices():
     """The devices, the first two with their contexts made, the first one current."""
+    from buffer_kinds import make_raw_pools
     from cuda.core import Device
     from support import warm_up
 
@@ -219,6 +220,7 @@ def devices():
         device.set_current()
         # The first set on a GPU loads a module into device memory, which must not look like a leak of some test.
         warm_up()
+    make_raw_pools()
     # Each test collects twice. What was imported so far need not be looked at every time.
     gc.collect()
     gc.freeze()
@@ -324,14 +326,16 @@ def _live_now(watch):
 @pytest.fixture(autouse=True)
 def nothing_left(request, devices, driver_watch):
     """Every test ends with nothing live that was not live before it, and with no call refused by surprise."""
+    from buffer_kinds import raw_pools
     from cuda.core._memory._queue import drain
-    from support import drop_contexts, free_memory
+    from support import drop_contexts, free_memory, trim_pools
 
     _forget_the_last_failure()
     drop_contexts()  # what an earlier test has left below would be found by one that wants none
     devices[0].set_current()
     gc.collect()
     drain(20)
+    trim_pools(raw_pools.values())
     if driver_watch.sim:
         driver_watch.sim.reset()
     live = _live_now(driver_watch)
@@ -352,6 +356,7 @@ def nothing_left(request, devices, driver_watch):
         left = _live_now(driver_watch)
     assert left == live, "live after the test, and before it"
     for _ in range(20):
+        trim_pools(raw_pools.values())
         if free_memory() >= free:
             break
         time.sleep(0.05)  # another process on the same GPU may come and go

@@ -22,6 +22,7 @@ from cuda.bindings import driver
 GRANULE = 2 << 20
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 _SHARES_MANAGED_MEMORY = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+_MANY_STREAMS = 110  # more than any test uses at the same time
 JOIN_SECONDS = 60  # a thread that takes longer hangs
 
 
@@ -49,15 +50,9 @@ def warm_up():
     One small allocation stays for good: the driver keeps a larger block behind it, and would take and return that
     block with every small allocation of a test.
     """
-    check(driver.cuMemAlloc(512))
-    streams = [check(driver.cuStreamCreate(1)) for _ in range(8)]
-    for stream in streams:
-        event = check(driver.cuEventCreate(0))
-        check(driver.cuEventRecord(event, stream))
-        check(driver.cuEventSynchronize(event))
-        check(driver.cuEventDestroy(event))
-    for stream in streams:
-        check(driver.cuStreamDestroy(stream))
+    small = check(driver.cuMemAlloc(512))
+    for kind in (0, 1):
+        _use_streams([check(driver.cuStreamCreate(kind)) for _ in range(_MANY_STREAMS)], small)
     find_home()
     address = check(driver.cuMemAlloc(4096))
     check(driver.cuMemsetD8(address, 1, 4096))
@@ -67,6 +62,41 @@ def warm_up():
     check(driver.cuMemFree(address))
     _use_managed_memory()
     check(driver.cuCtxSynchronize())
+
+
+def _use_streams(streams, memory):
+    """What a driver keeps for streams grows with the most that ever had work at the same time."""
+    sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+    launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc  # past the bindings, which would want the GIL
+    for stream in streams:
+        assert launch(ctypes.c_void_p(int(stream)), sleep, ctypes.c_void_p(100)) == 0
+        check(driver.cuMemsetD8Async(memory, 0, 512, stream))
+        event = check(driver.cuEventCreate(0))
+        check(driver.cuEventRecord(event, stream))
+        check(driver.cuEventDestroy(event))
+    for stream in streams:
+        check(driver.cuStreamSynchronize(stream))
+        check(driver.cuStreamDestroy(stream))
+
+
+def trim_pools(own=()):
+    """Let the pools that belong to the whole process, and these, give back what they keep of memory that was freed."""
+    check(driver.cuCtxSynchronize())
+    for pool in own:
+        check(driver.cuMemPoolTrimTo(pool, 0))
+    kinds, places = driver.CUmemAllocationType, driver.CUmemLocationType
+    for kind, place in (
+        (kinds.CU_MEM_ALLOCATION_TYPE_PINNED, places.CU_MEM_LOCATION_TYPE_DEVICE),
+        (kinds.CU_MEM_ALLOCATION_TYPE_MANAGED, places.CU_MEM_LOCATION_TYPE_DEVICE),
+        (kinds.CU_MEM_ALLOCATION_TYPE_MANAGED, places.CU_MEM_LOCATION_TYPE_NONE),
+        (kinds.CU_MEM_ALLOCATION_TYPE_PINNED, places.CU_MEM_LOCATION_TYPE_HOST),
+    ):
+        location = driver.CUmemLocation()
+        location.type = place
+        for location.id in range(device_count() if place == places.CU_MEM_LOCATION_TYPE_DEVICE else 1):
+            error, pool = driver.cuMemGetMemPool(location, kind)
+            if error == SUCCESS:
+                check(driver.cuMemPoolTrimTo(pool, 0))
 
 
 def _use_managed_memory():

@@ -223,6 +223,7 @@ struct Driver {
     Rights old_rights;
     std::unordered_set<Pool *> pools;            // whose handles are good
     std::map<Address, Pool *> pools_by_address;  // also destroyed ones with allocations left
+    std::uint64_t pools_destroyed_in_use = 0;
     using PoolPlace = std::tuple<int, int, int>;  // allocation type, location type and number
     std::map<PoolPlace, Pool *> default_pools, current_pools;  // other than those of devices
     std::size_t kinds_live[4] = {};  // by MemoryKind

@@ -11,10 +11,10 @@
 namespace sim {
 
 const char *const live_kind_names[live_kinds] = {
-    "address_reservation", "physical_allocation", "mapping",          "device_allocation", "host_allocation",
-    "host_registration",   "managed_allocation",  "memory_pool",      "pool_allocation",   "stream",
-    "event",               "graph",               "graph_exec",       "graph_allocation",  "user_object",
-    "primary_context",     "context",
+    "address_reservation", "physical_allocation", "mapping",           "device_allocation",     "host_allocation",
+    "host_registration",   "managed_allocation",  "memory_pool",       "pool_allocation",       "pool_destroyed_in_use",
+    "stream",              "event",               "graph",             "graph_exec",            "graph_allocation",
+    "user_object",         "primary_context",     "context",
 };
 
 void with_live_objects(const UseCounts &use) {
@@ -35,6 +35,7 @@ void with_live_objects(const UseCounts &use) {
             counts[LIVE_MEMORY_POOL] += !pool->is_default;
         for (auto &entry : d.pools_by_address)
             counts[LIVE_POOL_ALLOCATION] += entry.second->occupied;
+        counts[LIVE_POOL_DESTROYED_IN_USE] = d.pools_destroyed_in_use;
         counts[LIVE_STREAM] = d.streams.size();
         counts[LIVE_EVENT] = d.events.size();
         counts[LIVE_GRAPH] = d.graphs.size();

@@ -18,6 +18,7 @@ enum LiveKind {
     LIVE_MANAGED_ALLOCATION,
     LIVE_MEMORY_POOL,
     LIVE_POOL_ALLOCATION,
+    LIVE_POOL_DESTROYED_IN_USE,  // counted for good: drivers crash later
     LIVE_STREAM,
     LIVE_EVENT,
     LIVE_GRAPH,

@@ -132,7 +132,8 @@ DRIVER_CALL("cuMemPoolCreate", cuMemPoolCreate, 11020, (CUmemoryPool * pool, con
 }
 
 DRIVER_CALL("cuMemPoolDestroy", cuMemPoolDestroy, 11020, (CUmemoryPool pool), (pool)) {
-    Lock lock(driver().mutex);
+    Driver &d = driver();
+    Lock lock(d.mutex);
     if (CUresult bad = check_capture_allows())
         return bad;
     Pool *p;
@@ -140,6 +141,8 @@ DRIVER_CALL("cuMemPoolDestroy", cuMemPoolDestroy, 11020, (CUmemoryPool pool), (p
         return bad;
     if (p->is_default)
         return CUDA_ERROR_INVALID_VALUE;
+    if (p->occupied && !p->imported)
+        d.pools_destroyed_in_use++;
     destroy_pool(*p);
     return CUDA_SUCCESS;
 }

@@ -43,6 +43,26 @@ cdef StreamHandle* new_stream_handle(cydriver.CUstream stream, cydriver.CUcontex
     return handle
 
 
+cdef cydriver.CUresult create_own_stream(cydriver.CUcontext context, StreamHandle** made) noexcept nogil:
+    """Create a stream for a work of this package, in its context, which is current. NULL where that fails."""
+    cdef StreamHandle* handle = <StreamHandle*>calloc(1, sizeof(StreamHandle))
+    cdef cydriver.CUresult result
+    made[0] = NULL
+    if handle == NULL:
+        return cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    result = cydriver.cuStreamCreate(&handle.stream, cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        free(handle)
+        return result
+    handle.count = 1
+    handle.context = context
+    handle.device_id = -1
+    handle.kind = STREAM_OWNED
+    _live.fetch_add(1)
+    made[0] = handle
+    return result
+
+
 cdef void end_stream(StreamHandle* handle) noexcept nogil:
     """Destroy a stream that nobody holds any more, where it is ours."""
     cdef int member

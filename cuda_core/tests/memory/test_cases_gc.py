@@ -50,7 +50,7 @@ def test_gc_01_a_buffer_outlives_everything_that_made_it(device, kind, end, quie
     assert resource() is None
     assert drain(20)  # a collection never waits: the memory may go back by the reaper
     assert not still_allocated(address)
-    assert free_memory() == free
+    assert free_memory() >= free
 
 
 def test_gc_01_a_grown_a_detached_and_a_lent_buffer_outlive_it_too(device, resource, quiet):
@@ -73,7 +73,7 @@ def test_gc_01_a_grown_a_detached_and_a_lent_buffer_outlive_it_too(device, resou
         gc.collect()
         assert drain(20)  # a collection never waits: the memory may go back by the reaper
         assert not still_allocated(address), (kind, what)
-    assert free_memory() == free
+    assert free_memory() >= free
 
 
 def test_gc_02_a_release_may_happen_at_any_line(device, resource):

@@ -14,9 +14,12 @@ from cuda.core import (
     CloseResult,
     CUDAError,
     CUDAWarning,
+    DeviceMemoryResource,
+    Stream,
 )
 from cuda.core._memory import _counters
 from cuda.core._memory._queue import drain
+from held_work import Gate
 from support import (
     check,
     child_output,
@@ -113,16 +116,68 @@ def test_a_queued_release_keeps_the_pool(source, stream, pools):
 
 
 @pytest.mark.watched
-def test_handing_over_lets_the_pool_go(source, stream, pools):
+def test_a_pool_stays_while_foreign_code_has_memory_of_it(source, stream, pools):
+    """A driver crashes later when a pool is destroyed under its memory. It is looked at again with the next pool."""
     resource, source.resource = source.resource, None
     allocation = resource.allocate(4096, stream=stream).detach()
     address = allocation.handle
     resource.close()
     allocation.handed_over()
+    del resource  # which knows the address, in case that it comes back
+    gc.collect()
+    DeviceMemoryResource(0, {}).close()
+    assert pools()[1] == 1
+    check(driver.cuMemFreeAsync(address, int(stream.handle)))
+    stream.sync()
+    DeviceMemoryResource(0, {}).close()
     assert pools()[1] == 0
-    check(
-        driver.cuMemFreeAsync(address, int(stream.handle))
-    )  # the driver frees memory of a pool that is gone
+
+
+@pytest.mark.parametrize("end", ["close", "drop", "last loan"])
+def test_a_pool_is_destroyed_when_the_last_free_has_run(source, device, pools, end):
+    """Not when it is submitted, whichever streams the frees are in, and whatever happens to these."""
+    resource, source.resource = source.resource, None
+    streams = [device.create_stream() for _ in range(8)]  # more than a pool keeps
+    foreign = Stream.from_handle(int(streams[6].handle))
+    buffers = [resource.allocate(4096, stream=stream) for stream in streams[:6]]
+    buffers += [resource.allocate(4096, stream=foreign) for _ in range(2)]
+    buffers[0].record_stream(streams[7])
+    last = buffers.pop()
+    view = last[0:8] if end == "last loan" else None
+    with Gate(streams[0]), Gate(streams[6]), Gate(streams[3]):
+        for buffer in buffers:
+            buffer.close()
+        for stream in streams:
+            if stream is not streams[6]:
+                stream.close()
+        resource.close()
+        del resource
+        last.close() if end != "drop" else None
+        del last, buffer
+        buffers.clear()
+        if view is not None:
+            view.close()
+        gc.collect()
+        assert not drain(0.05)
+        assert pools()[1] == 1
+    assert drain(20)
+    assert pools()[1] == 0
+    streams[6].close()
+
+
+def test_a_pool_keeps_few_streams(source, device, driver_watch):
+    """Programs that make a stream for each work do not gather them, nor events, in a pool that lives long."""
+    before = driver_watch.live()
+    for _ in range(100):
+        stream = device.create_stream()
+        source.resource.allocate(4096, stream=stream).close()
+        stream.close()
+    device.sync()
+    source.resource.allocate(4096, stream=device.default_stream).close()
+    if driver_watch.sim:
+        now = driver_watch.live()
+        assert now.get("stream", 0) - before.get("stream", 0) <= 4
+        assert now.get("event", 0) - before.get("event", 0) <= 4
 
 
 def test_closing_twice_is_harmless(source, driver_watch):

@@ -241,6 +241,7 @@ def test_str_06_all_recorded_streams_order_the_free_and_none_waits_for_another(
         assert driver_watch.live()["pool_allocation"] == 1
     device.sync()
     assert "pool_allocation" not in driver_watch.live()
+    source.resource.close()  # which keeps the stream of the free until then
     assert driver_watch.live().get("event", 0) == before.get("event", 0)
     assert driver_watch.live()["stream"] == before["stream"]
     for other in streams:

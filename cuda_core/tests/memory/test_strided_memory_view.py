@@ -652,35 +652,7 @@ def test_the_exchange_table_refuses(api, plain):
     assert stream.value is None
 
 
-# --- other frameworks --------------------------------------------------------------------------------------------
-
-
-def test_cupy_and_views(device, plain):
-    cupy = pytest.importorskip("cupy")
-    array = cupy.from_dlpack(plain)
-    array[:] = 7
-    cupy.cuda.get_current_stream().synchronize()
-    assert read(plain.handle, SIZE) == b"\7" * SIZE
-    with StridedMemoryView.from_any_interface(cupy.arange(6, dtype="f4").reshape(2, 3), -1) as view:
-        assert (view.shape, view.dtype, view.device_id) == ((2, 3), numpy.float32, 0)
-    del array
-    gc.collect()
-    assert plain.loans == 0
-
-
-def test_torch_and_views(device, plain):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
-    tensor = torch.from_dlpack(plain)
-    tensor.fill_(7)
-    torch.cuda.synchronize()
-    assert read(plain.handle, SIZE) == b"\7" * SIZE
-    with StridedMemoryView.from_any_interface(torch.ones((2, 3), device="cuda"), -1) as view:
-        assert (view.shape, view.dtype, view.device_id) == ((2, 3), numpy.float32, 0)
-    del tensor
-    gc.collect()
-    assert plain.loans == 0
+# --- imports ---------------------------------------------------------------------------------------------------------
 
 
 def test_views_import_no_numpy_before_a_type_is_asked_for():

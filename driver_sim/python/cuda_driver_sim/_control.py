@@ -94,7 +94,8 @@ def live() -> dict[str, int]:
         Kind to number, without kinds of which there are none: ``"address_reservation"``,
         ``"physical_allocation"``, ``"mapping"``, ``"device_allocation"``, ``"host_allocation"``,
         ``"host_registration"``, ``"managed_allocation"``, ``"memory_pool"``, ``"pool_allocation"``,
-        ``"stream"``, ``"event"``, ``"graph"``, ``"graph_exec"``, ``"graph_allocation"`` (made by a launch),
+        ``"pool_destroyed_in_use"`` (for good: a real driver may crash from then on), ``"stream"``,
+        ``"event"``, ``"graph"``, ``"graph_exec"``, ``"graph_allocation"`` (made by a launch),
         ``"user_object"``, ``"primary_context"`` (retained), ``"context"``. What the driver makes by itself
         (default pools, default streams) is not counted.
 

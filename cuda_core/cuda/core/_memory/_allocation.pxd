@@ -27,6 +27,7 @@ ctypedef int (*Deleter)(Record record, StreamHandle* order, int waiting) except 
 cdef class Keeper:
     cdef object imported            # by what name the allocation came from another process; None for others
     cdef bint is_alone(self) noexcept
+    cdef void let_out(self) noexcept
 
 cdef class Record:
     cdef atomic[uint64_t] own_word

@@ -73,6 +73,9 @@ cdef class Keeper:
         """Whether a free by foreign code would take the memory from nobody else."""
         return True
 
+    cdef void let_out(self) noexcept:
+        """Memory of this stays allocated, and nobody will say when it is returned."""
+
 
 # No gc_clear: the word of a range lies inside the range object, and both must outlive the last look at the word,
 # which __dealloc__ takes.
@@ -89,6 +92,8 @@ cdef class Record:
 
     def __dealloc__(self):
         leave_slot(self.list_slot)
+        if self.owner is not None and isinstance(self.owner, Keeper) and self.state() == STATE_OWNED:
+            (<Keeper>self.owner).let_out()  # what stays allocated now, nobody returns
         record_ended(self)  # counted still if its release failed, or the interpreter is going
         release_stream(self.stream)
         self.stream = NULL

@@ -342,7 +342,7 @@ cdef cydriver.CUresult _free(GraphAllocation* allocation, StreamHandle* order, c
         result = _ask_whether_there(allocation.address, &allocation.armed, function)
         if not allocation.armed:
             return result
-    result = free_in_order(allocation.address, order, function)
+    result = free_in_order(allocation.address, order, NULL, function)
     if result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE and (
         strcmp(function[0], b"cuMemFreeAsync") == 0 or strcmp(function[0], b"cuMemFree") == 0
     ):

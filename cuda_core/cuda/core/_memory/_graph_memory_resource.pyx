@@ -162,7 +162,7 @@ cdef cydriver.CUresult _free_address(uintptr_t address, StreamHandle* order, con
     cdef bint pushed = False
     cdef cydriver.CUresult result
     if order.kind == STREAM_SET:  # outside of a capture
-        return free_in_order(address, order, function)
+        return free_in_order(address, order, NULL, function)
     result = enter_stream(order, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result

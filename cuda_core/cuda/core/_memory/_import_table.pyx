@@ -266,13 +266,13 @@ cdef cydriver.CUresult _free_last(ImportedPointer* entry, StreamHandle* order, c
     """Free behind the streams of all shares, which the entry has by now; ``order`` is that of the last one."""
     cdef StreamHandle all_
     if not entry.closer_count:
-        return free_in_order(entry.address, order, function)
+        return free_in_order(entry.address, order, NULL, function)
     if entry.closer_count == 1:
-        return free_in_order(entry.address, entry.closers[0], function)
+        return free_in_order(entry.address, entry.closers[0], NULL, function)
     memset(&all_, 0, sizeof(all_))
     all_.kind, all_.device_id = STREAM_SET, -1
     all_.members, all_.member_count = entry.closers, entry.closer_count
-    return free_in_order(entry.address, &all_, function)
+    return free_in_order(entry.address, &all_, NULL, function)
 
 
 cdef bint _keep_streams(ImportedPointer* entry, StreamHandle* order) noexcept nogil:

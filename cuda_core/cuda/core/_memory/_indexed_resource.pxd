@@ -21,6 +21,7 @@ cdef class Holding:
     cdef object owner           # weak reference to that record
     cdef Slot slot              # the way to it where it is an Allocation
     cdef bint being_freed
+    cdef object keeper          # of a pool: what keeps it until the memory is back, whoever has it
     cdef size_t context         # the one that the memory goes with, 0 where nobody knows
     cdef unsigned long long context_id  # its number when the memory was made
     cdef Record record(self)

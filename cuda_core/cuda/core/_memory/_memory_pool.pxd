@@ -28,6 +28,6 @@ cdef class _MemPool(IndexedResource):
                                 cydriver.CUresult result, const char* function) except -1
     cdef int _refuse_capture(self, StreamHandle* order) except -1
     cdef int _return_indexed(self, Record record, StreamHandle* order, int waiting) except -1
-    cdef int _free(self, uintptr_t address, StreamHandle* order) except -1
+    cdef int _free(self, uintptr_t address, StreamHandle* order, object keeper) except -1
 
 cdef int return_to_pool(Record record, StreamHandle* order, int waiting) except -1

@@ -12,10 +12,11 @@ from cuda.core._driver cimport check, ensure_driver
 from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, Record
 from cuda.core._memory._arguments cimport size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
-from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
+from cuda.core._memory._indexed_resource cimport HELD_BY_NOBODY, Holding, IndexedResource
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
 from cuda.core._memory._ownership cimport CLAIM_MASK, STATE_OWNED
-from cuda.core._memory._pool_handle cimport PoolReference, current_pool, destroy_pool, make_pool
+from cuda.core._memory._pending_frees cimport PendingFrees
+from cuda.core._memory._pool_handle cimport PoolReference, current_pool, destroy_pool, frees_of, make_pool, pool_is_idle
 from cuda.core._memory._pool_release cimport ensure_freed, free_in_order, may_be_queued, queue_free
 from cuda.core._memory._queue cimport drain_for_memory, wait_a_moment
 from cuda.core._memory._record_slots cimport enter_slot, leave_slot, record_in_slot, slot_count
@@ -93,8 +94,9 @@ cdef int return_to_pool(Record record, StreamHandle* order, int waiting) except 
         return CLOSE_DONE
     if resource._holdings is not None:
         return resource._return_indexed(record, order, waiting)
+    cdef PendingFrees* frees = frees_of(record.owner)
     with nogil:
-        result = free_in_order(address, order, &function)
+        result = free_in_order(address, order, frees, &function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         return CLOSE_DONE
     try:
@@ -210,6 +212,8 @@ cdef class _MemPool(IndexedResource):
         # One reference is the local name. Others are of buffers, and of allocations that are being made.
         if reference is None or Py_REFCNT(reference) > 1 or reference.handle.count > 1:
             return
+        if not pool_is_idle(reference):
+            return  # the last reference goes here, and the queue destroys the pool when its frees have run
         try:
             destroy_pool(reference)
         except BaseException:
@@ -379,8 +383,9 @@ cdef class _MemPool(IndexedResource):
         cdef uintptr_t address = record.pointer
         cdef cydriver.CUresult result
         cdef int outcome
+        cdef PendingFrees* frees = frees_of(record.owner)
         with nogil:
-            result = free_in_order(address, order, &function)
+            result = free_in_order(address, order, frees, &function)
         try:
             outcome = _settle(record, order, waiting, result, function)
         except BaseException:  # the record still owns it
@@ -421,11 +426,12 @@ cdef class _MemPool(IndexedResource):
         self.ensure_index()
         IndexedResource.deallocate(self, ptr, size, stream=stream)
 
-    cdef int _free(self, uintptr_t address, StreamHandle* order) except -1:
+    cdef int _free(self, uintptr_t address, StreamHandle* order, object keeper) except -1:
         cdef const char* function = NULL
         cdef cydriver.CUresult result
+        cdef PendingFrees* frees = frees_of(keeper)
         with nogil:
-            result = free_in_order(address, order, &function)
+            result = free_in_order(address, order, frees, &function)
         return ensure_freed(result, order, function)
 
     cdef int free_record(self, Record record, StreamHandle* order) except -1:
@@ -436,17 +442,21 @@ cdef class _MemPool(IndexedResource):
         if self.is_freed(record, holding):
             return 0
         try:
-            self._free(record.pointer, order)
+            self._free(record.pointer, order, record.owner)
         except BaseException:  # the record still owns it
             self.end_free(holding, False)
             raise
         return self.note_free(record, holding)
 
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
-        return self._free(address, order)
+        cdef bint nobodys = holding.holder() == HELD_BY_NOBODY
+        self._free(address, order, holding.keeper)
+        if nobodys and type(holding.keeper) is PoolReference:
+            (<PoolReference>holding.keeper).come_back()
+        return 0
 
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
-        return self._free(address, order)
+        return self._free(address, order, self._reference)
 
     # -- who owns an address ---------------------------------------------------------------------------------------
 
@@ -503,9 +513,17 @@ cdef class _MemPool(IndexedResource):
         return 0
 
     cdef int own(self, Record buffer) except -1:
+        cdef Holding before
+        cdef PoolReference keeper = self._reference
+        cdef bint nobodys
         self.ensure_index()
+        before = self._holdings.get(<size_t>buffer.pointer)
+        nobodys = before is not None and type(before.keeper) is PoolReference and before.holder() == HELD_BY_NOBODY
         IndexedResource.own(self, buffer)
-        buffer.owner = self._reference
+        if nobodys:  # it was given out by this resource, and comes back
+            keeper = before.keeper
+            keeper.come_back()
+        buffer.owner = keeper
         return 0
 
     cdef int ensure_adoptable(self, Record source) except -1:
@@ -515,10 +533,16 @@ cdef class _MemPool(IndexedResource):
         return IndexedResource.ensure_adoptable(self, source)
 
     cdef object prepare_entry(self, Record source, Record target):
+        cdef object prepared
         if isinstance(target, Allocation):
             # Its size is checked when it comes back, also after it was handed over and no record is left.
             self.ensure_index()
-        return IndexedResource.prepare_entry(self, source, target) if self._holdings is not None else None
+        if self._holdings is None:
+            return None
+        prepared = IndexedResource.prepare_entry(self, source, target)
+        if isinstance(target, Allocation) and isinstance(prepared, Holding):
+            (<Holding>prepared).keeper = source.owner
+        return prepared
 
     cdef void enter_owner(self, Record source, Record target, MemoryResource before, object prepared) noexcept:
         cdef _MemPool other

@@ -3,16 +3,20 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uint16_t, uintptr_t
 
 from cuda.core._memory._allocation cimport Keeper
+from cuda.core._memory._pending_frees cimport PendingFrees
 
 cdef struct PoolHandle:
     long count
     cydriver.CUmemoryPool pool   # NULL once it is destroyed
     uint16_t generation          # of forks, when it was made
+    PendingFrees frees           # that may not have run yet
     PoolHandle* next             # among those that could not be destroyed
 
 cdef class PoolReference(Keeper):
     cdef PoolHandle* handle
     cdef bint is_of_this_process(self) noexcept
+    cdef void let_out(self) noexcept
+    cdef void come_back(self) noexcept
 
 cdef PoolReference make_pool(cydriver.CUmemPoolProps* properties)
 cdef PoolReference import_pool(int descriptor)
@@ -20,6 +24,8 @@ cdef int export_pool(cydriver.CUmemoryPool pool) except -1
 cdef int export_pointer(uintptr_t address, cydriver.CUmemPoolPtrExportData* data) except -1
 cdef int destroy_pool(PoolReference reference) except -1
 cdef PoolHandle* retain_pool(PoolHandle* handle) noexcept nogil
+cdef PendingFrees* frees_of(object owner) noexcept
+cdef bint pool_is_idle(PoolReference reference) noexcept
 cdef void release_pool(PoolHandle* handle) noexcept nogil
 cdef cydriver.CUresult current_pool(cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind,
                                     cydriver.CUmemoryPool* pool, const char** function) noexcept nogil

@@ -2,8 +2,8 @@
 """The counted C handle of a memory pool, which resources and buffers hold.
 
 A pool must outlive the resource that made it: its buffers stay valid when the resource is closed. So each of them holds
-the handle, and the driver's pool is destroyed when the last holder lets go, in places where no Python may run too.
-Only pools that were made here have a handle; those of a device belong to everybody.
+the handle, and the driver's pool is destroyed when the last holder has let go and all frees have run, in places where
+no Python may run too. Only pools that were made here have a handle; those of a device belong to everybody.
 
 The calls on pools count among those that a capture forbids. They are made with the thread's capture mode exchanged for
 RELAXED, so that they disturb nobody's capture.
@@ -19,6 +19,9 @@ from libcpp.atomic cimport atomic
 from cuda.core._driver cimport check, ensure_driver, error_for, is_finalizing, is_hopeless
 from cuda.core._fork cimport fork_generation
 from cuda.core._memory._allocation cimport Keeper
+from cuda.core._memory._pending_frees cimport PendingFrees, all_is_known, forget_frees, frees_have_run
+from cuda.core._memory._queue cimport BLOCKED, NOT_YET, READY, Readiness, append_question
+from cuda.core._memory._virtual_range cimport Failure
 
 from cuda.core._errors import CUDAWarning
 
@@ -67,6 +70,30 @@ cdef cydriver.CUresult _destroy(cydriver.CUmemoryPool pool, const char** functio
     return result
 
 
+cdef bint _is_empty(cydriver.CUmemoryPool pool) noexcept nogil:
+    """Whether a pool has no memory. Then no free is pending either, whoever made it: a pool returns what was freed when
+    somebody has waited for it.
+    """
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.cuuint64_t reserved = 1
+    if cydriver.cuThreadExchangeStreamCaptureMode(&mode) != cydriver.CUresult.CUDA_SUCCESS:
+        return False
+    if (
+        cydriver.cuMemPoolTrimTo(pool, 0) != cydriver.CUresult.CUDA_SUCCESS
+        or cydriver.cuMemPoolGetAttribute(
+            pool, cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved
+        ) != cydriver.CUresult.CUDA_SUCCESS
+    ):
+        reserved = 1
+    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    return reserved == 0
+
+
+cdef bint _is_idle(PoolHandle* handle, bint* blocked) noexcept nogil:
+    """Whether nothing of a pool is in use and no free is pending. For the last holder."""
+    return frees_have_run(&handle.frees, blocked) and (all_is_known(&handle.frees) or _is_empty(handle.pool))
+
+
 cdef int _report_left(void* unused) noexcept:
     """Tell of a pool that could not be destroyed. A pending call: the main thread makes it, with the GIL."""
     if is_finalizing() or not _last_refusal:
@@ -80,26 +107,51 @@ cdef int _report_left(void* unused) noexcept:
     return 0
 
 
+cdef void _keep(PoolHandle* handle) noexcept nogil:
+    """Keep a pool for another try."""
+    global _left
+    pthread_mutex_lock(&_mutex)
+    handle.next = _left
+    _left = handle
+    pthread_mutex_unlock(&_mutex)
+
+
 cdef void _end(PoolHandle* handle, bint told) noexcept nogil:
-    """Destroy the pool of a handle that nobody holds any more, or keep it for another try."""
-    global _left, _last_refusal
+    """Destroy the pool of a handle that nobody holds any more, now or when its frees have run, or keep it."""
+    global _last_refusal
     cdef const char* function = NULL
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef bint blocked = False
     # In the child of a fork the pool is the parent's.
     if handle.pool != NULL and handle.generation == fork_generation():
+        if not _is_idle(handle, &blocked):
+            # What foreign code has is returned at some time or never. That is looked at with the next pool.
+            if told or not all_is_known(&handle.frees) or append_question(_may_be_destroyed, _destroy_later, handle) != 0:
+                _keep(handle)
+            return
         result = _destroy(handle.pool, &function)
     if result == cydriver.CUresult.CUDA_SUCCESS or is_hopeless(result):
         if handle.pool != NULL:
             _live.fetch_sub(1)
+        forget_frees(&handle.frees)
         free(handle)
         return
-    pthread_mutex_lock(&_mutex)
-    handle.next = _left
-    _left = handle
     _last_refusal = result
-    pthread_mutex_unlock(&_mutex)
+    _keep(handle)
     if not told:
         Py_AddPendingCall(_report_left, NULL)
+
+
+cdef Readiness _may_be_destroyed(void* handle) noexcept nogil:
+    cdef bint blocked = False
+    if _is_idle(<PoolHandle*>handle, &blocked):
+        return READY
+    return BLOCKED if blocked else NOT_YET
+
+
+cdef bint _destroy_later(void* handle, Failure* failure) noexcept nogil:
+    _end(<PoolHandle*>handle, False)
+    return True
 
 
 cdef void _try_left() noexcept nogil:
@@ -137,12 +189,32 @@ cdef void release_pool(PoolHandle* handle) noexcept nogil:
     _end(handle, False)
 
 
+cdef PendingFrees* frees_of(object owner) noexcept:
+    """Return where to note a free of what this keeps: NULL where it keeps no pool of ours."""
+    return &(<PoolReference>owner).handle.frees if type(owner) is PoolReference else NULL
+
+
+cdef bint pool_is_idle(PoolReference reference) noexcept:
+    """Whether a pool that nobody else holds can be destroyed at once."""
+    cdef bint idle, blocked = False
+    with nogil:
+        idle = _is_idle(reference.handle, &blocked)
+    return idle
+
+
 cdef class PoolReference(Keeper):
     """What Python objects hold of a pool: one count of its handle. A buffer has it in the place of an owner."""
 
     cdef bint is_of_this_process(self) noexcept:
         """Whether the pool can be used here; in the child of a fork it is the parent's."""
         return self.handle != NULL and self.handle.generation == fork_generation()
+
+    cdef void let_out(self) noexcept:
+        __atomic_add_fetch(&self.handle.frees.outside, 1, __ATOMIC_ACQ_REL)
+
+    cdef void come_back(self) noexcept:
+        """Memory that foreign code had is being returned through its resource after all."""
+        __atomic_add_fetch(&self.handle.frees.outside, -1, __ATOMIC_ACQ_REL)
 
     def __dealloc__(self):
         cdef PoolHandle* handle = self.handle

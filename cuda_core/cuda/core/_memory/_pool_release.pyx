@@ -12,16 +12,20 @@ from libc.string cimport strcmp
 
 from cuda.core._driver cimport check, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_QUEUED, Record
+from cuda.core._memory._pending_frees cimport FreeEvent, PendingFrees, finish_note, note_free, prepare_note
 from cuda.core._memory._pool_handle cimport PoolHandle, PoolReference, release_pool, retain_pool
 from cuda.core._memory._queue cimport Job, discard_job, enqueue, new_job
 from cuda.core._memory._release cimport ensure_not_capturing
 from cuda.core._memory._virtual_range cimport Failure
 from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
+    STREAM_OWNED,
     STREAM_SET,
     StreamHandle,
+    create_own_stream,
     enter_stream,
     leave_stream,
+    release_stream,
     stream_as_seen_here,
     stream_is_capturing,
     stream_is_gone,
@@ -34,8 +38,11 @@ cdef struct QueuedFree:
     PoolHandle* pool
 
 
-cdef cydriver.CUresult free_in_order(uintptr_t address, StreamHandle* order, const char** function) noexcept nogil:
+cdef cydriver.CUresult free_in_order(uintptr_t address, StreamHandle* order, PendingFrees* frees,
+                                     const char** function) noexcept nogil:
     """Free behind the work of these streams. No stream waits for another through this, and no capture is disturbed.
+
+    The free is noted in ``frees``, which is NULL for memory of a pool that is not ours. The caller keeps that pool.
 
     A stream that is being captured is answered with STREAM_CAPTURE_UNSUPPORTED, without any effect; ``function`` then
     names the question. On failure ``function`` names the call that was refused.
@@ -44,7 +51,7 @@ cdef cydriver.CUresult free_in_order(uintptr_t address, StreamHandle* order, con
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     cdef cydriver.CUresult result
     if order == NULL or order.kind > STREAM_FOREIGN:
-        return _free_behind_others(address, order, function)
+        return _free_behind_others(address, order, frees, function)
     function[0] = b"cuStreamIsCapturing"
     result = cydriver.cuStreamIsCapturing(order.stream, &status)
     if result == cydriver.CUresult.CUDA_SUCCESS:
@@ -54,15 +61,45 @@ cdef cydriver.CUresult free_in_order(uintptr_t address, StreamHandle* order, con
         function[0] = b"cuThreadExchangeStreamCaptureMode"
         result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
         if result == cydriver.CUresult.CUDA_SUCCESS:
-            function[0] = b"cuMemFreeAsync"
-            result = cydriver.cuMemFreeAsync(address, order.stream)
+            if order.kind == STREAM_OWNED:
+                function[0] = b"cuMemFreeAsync"
+                result = cydriver.cuMemFreeAsync(address, order.stream)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    note_free(frees, order)
+            else:
+                result = _free_in_foreign(address, order, frees, function)
             cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result != cydriver.CUresult.CUDA_SUCCESS and stream_is_gone(order, result):
-        return _free_behind_others(address, NULL, function)
+        return _free_behind_others(address, NULL, frees, function)
     return result
 
 
-cdef cydriver.CUresult _free_behind_others(uintptr_t address, StreamHandle* order,
+cdef cydriver.CUresult _free_in_foreign(uintptr_t address, StreamHandle* order, PendingFrees* frees,
+                                        const char** function) noexcept nogil:
+    """Free in a stream that somebody else may destroy."""
+    cdef cydriver.CUcontext context = NULL, popped = NULL
+    cdef cydriver.CUresult result
+    cdef FreeEvent* note = NULL
+    if frees == NULL:
+        function[0] = b"cuMemFreeAsync"
+        return cydriver.cuMemFreeAsync(address, order.stream)
+    result = context_of_stream(order, &context, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    function[0] = b"cuCtxPushCurrent"
+    result = cydriver.cuCtxPushCurrent(context)  # the event has to be in the stream's
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    result = prepare_note(frees, &note, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuMemFreeAsync"
+        result = cydriver.cuMemFreeAsync(address, order.stream)
+        finish_note(frees, note, order.stream, result)
+    cydriver.cuCtxPopCurrent(&popped)
+    return result
+
+
+cdef cydriver.CUresult _free_behind_others(uintptr_t address, StreamHandle* order, PendingFrees* frees,
                                            const char** function) noexcept nogil:
     """Free behind a default stream, behind several streams, or behind none (NULL)."""
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -81,40 +118,50 @@ cdef cydriver.CUresult _free_behind_others(uintptr_t address, StreamHandle* orde
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     if order == NULL:
-        result = _free_behind_nothing(address, function)
+        result = _free_behind_nothing(address, frees, function)
     elif order.kind == STREAM_SET:
-        result = _free_behind_all(address, order, function)
+        result = _free_behind_all(address, order, frees, function)
     else:
         result = enter_stream(order, &pushed, function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function[0] = b"cuMemFreeAsync"
             result = cydriver.cuMemFreeAsync(address, stream_as_seen_here(order))
             leave_stream(pushed)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                note_free(frees, order)
     cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     return result
 
 
-cdef cydriver.CUresult _free_behind_nothing(uintptr_t address, const char** function) noexcept nogil:
+cdef cydriver.CUresult _free_behind_nothing(uintptr_t address, PendingFrees* frees,
+                                            const char** function) noexcept nogil:
     """Free what no stream uses any more: on the legacy stream where that can be, for the pool's count of used bytes."""
     cdef cydriver.CUcontext context = NULL
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     cdef cydriver.CUstream legacy = <cydriver.CUstream>1
+    cdef cydriver.CUresult result
+    cdef FreeEvent* note = NULL
     if (
         cydriver.cuCtxGetCurrent(&context) == cydriver.CUresult.CUDA_SUCCESS
         and context != NULL
         and cydriver.cuStreamIsCapturing(legacy, &status) == cydriver.CUresult.CUDA_SUCCESS
         and status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     ):
-        function[0] = b"cuMemFreeAsync"
-        return cydriver.cuMemFreeAsync(address, legacy)
+        result = prepare_note(frees, &note, function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function[0] = b"cuMemFreeAsync"
+            result = cydriver.cuMemFreeAsync(address, legacy)
+            finish_note(frees, note, legacy, result)
+        return result
     function[0] = b"cuMemFree"
     return cydriver.cuMemFree(address)
 
 
-cdef cydriver.CUresult _free_behind_all(uintptr_t address, StreamHandle* order, const char** function) noexcept nogil:
+cdef cydriver.CUresult _free_behind_all(uintptr_t address, StreamHandle* order, PendingFrees* frees,
+                                        const char** function) noexcept nogil:
     """Free behind several streams, on a stream of its own: none of the program's has to wait for another."""
     cdef cydriver.CUcontext context = NULL, popped = NULL
-    cdef cydriver.CUstream own = NULL
+    cdef StreamHandle* own = NULL
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
     cdef StreamHandle* earlier
     cdef bint gone
@@ -132,24 +179,24 @@ cdef cydriver.CUresult _free_behind_all(uintptr_t address, StreamHandle* order, 
                 result = cydriver.CUresult.CUDA_SUCCESS
                 continue
             function[0] = b"cuStreamCreate"
-            result = cydriver.cuStreamCreate(&own, cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+            result = create_own_stream(context, &own)
             cydriver.cuCtxPopCurrent(&popped)
             if result != cydriver.CUresult.CUDA_SUCCESS:
-                own = NULL
                 break
-        result = wait_behind(own, context, earlier, &gone, function)
+        result = wait_behind(own.stream, context, earlier, &gone, function)
         if gone:
             result = cydriver.CUresult.CUDA_SUCCESS
         elif result != cydriver.CUresult.CUDA_SUCCESS:
             break
     if result == cydriver.CUresult.CUDA_SUCCESS:
         if own == NULL:  # all of them are gone
-            result = _free_behind_nothing(address, function)
+            result = _free_behind_nothing(address, frees, function)
         else:
             function[0] = b"cuMemFreeAsync"
-            result = cydriver.cuMemFreeAsync(address, own)
-    if own != NULL:
-        cydriver.cuStreamDestroy(own)  # the driver lets what is in it run
+            result = cydriver.cuMemFreeAsync(address, own.stream)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                note_free(frees, own)
+    release_stream(own)  # destroyed now or by the pool: the driver lets what is in it run
     return result
 
 
@@ -182,7 +229,8 @@ cdef bint may_be_queued(
 cdef bint _give_back(void* data, Failure* failure) noexcept nogil:
     cdef QueuedFree* what = <QueuedFree*>data
     cdef const char* function = NULL
-    cdef cydriver.CUresult result = free_in_order(what.address, what.order, &function)
+    cdef PendingFrees* frees = &what.pool.frees if what.pool != NULL else NULL
+    cdef cydriver.CUresult result = free_in_order(what.address, what.order, frees, &function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         return True
     failure.result = result

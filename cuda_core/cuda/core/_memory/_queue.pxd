@@ -9,9 +9,18 @@ from cuda.core._stream_handle cimport StreamHandle
 # Returns what a job holds, True when all of it is back. Runs without the GIL; what was refused stays in ``data``.
 ctypedef bint (*JobFunction)(void* data, Failure* failure) noexcept nogil
 
+# Whether a job that waits for no stream may be done.
+cdef enum Readiness:
+    NOT_YET
+    READY
+    BLOCKED     # by a capture, which may be up to a thread that waits for the queue
+
+ctypedef Readiness (*JobQuestion)(void* data) noexcept nogil
+
 cdef struct Job:
     Job* next
     StreamHandle* order
+    JobQuestion may_be_done    # NULL: when its streams are idle
     JobFunction give_back
     JobFunction discard        # frees the memory of ``data``
     void* data
@@ -31,6 +40,7 @@ cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data, Record
                   StreamHandle* order) except NULL
 cdef void discard_job(Job* job) noexcept nogil
 cdef int enqueue(Job* job) except -1
+cdef int append_question(JobQuestion may_be_done, JobFunction do, void* data) noexcept nogil
 cdef void keep_refused(Job* job) noexcept nogil
 cdef bint has_stuck() noexcept nogil
 cdef void retry_stuck(bint at_once) noexcept nogil

@@ -14,6 +14,7 @@ import atexit
 import warnings
 
 from cuda.bindings cimport cydriver
+from libc.errno cimport EAGAIN, ENOMEM
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic, memory_order_relaxed
@@ -244,13 +245,18 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
     cdef bint idle = True, stopping
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
     cdef const char* function = NULL
+    cdef Readiness readiness
     blocked[0] = False
     job.failure.function = NULL
     if job.context != NULL and context_is_gone(job.context, job.context_id):
         job.lost = True
         job.failure.result, job.failure.function = cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED, b"cuCtxGetId"
         return True
-    if job.order != NULL:
+    if job.may_be_done != NULL:
+        readiness = job.may_be_done(job.data)
+        idle = readiness == READY
+        blocked[0] = readiness == BLOCKED
+    elif job.order != NULL:
         result = stream_is_capturing(job.order, blocked, &function)
         if blocked[0]:
             return False  # until the capture ends, which may be up to a thread that waits for memory
@@ -274,7 +280,9 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
     pthread_mutex_unlock(&_mutex)
     if stopping:
         return False
-    if job.give_back(job.data, &job.failure):
+    if job.may_be_done != NULL:
+        job.give_back(job.data, &job.failure)  # and nothing is left of the data
+    elif job.give_back(job.data, &job.failure):
         job.discard(job.data, NULL)  # here, and not under the mutex: it may destroy a pool
     else:
         # Memory of a context that is gone is an address that the driver does not know.
@@ -449,6 +457,27 @@ cdef int enqueue(Job* job) except -1:
     if failed:
         raise OSError(failed, "the thread that makes queued releases could not be started")
     return 0
+
+
+cdef int append_question(JobQuestion may_be_done, JobFunction do, void* data) noexcept nogil:
+    """Queue what is not the release of a buffer: ``do`` is called, once, when ``may_be_done`` says so.
+
+    Returns 0, or why it could not be queued. What cannot be done is the function's own business.
+    """
+    cdef Job* job = <Job*>calloc(1, sizeof(Job))
+    cdef int failed = ENOMEM
+    if job == NULL:
+        return failed
+    job.may_be_done, job.give_back, job.data = may_be_done, do, data
+    pthread_mutex_lock(&_mutex)
+    failed = EAGAIN if _stopping.load() else _start_reaper()
+    if not failed:
+        _append(job)
+        pthread_cond_broadcast(&_changed)
+    pthread_mutex_unlock(&_mutex)
+    if failed:
+        free(job)
+    return failed
 
 
 cdef void keep_refused(Job* job) noexcept nogil:

@@ -135,11 +135,14 @@ cdef class Allocation(Record):
             If it was adopted or handed over before, or is an import that other buffers have a share of: a free would
             take the memory from them.
         """
-        if isinstance(self.owner, Keeper) and not (<Keeper>self.owner).is_alone():
+        cdef object owner = self.owner
+        if isinstance(owner, Keeper) and not (<Keeper>owner).is_alone():
             raise OwnershipError(
                 f"other buffers were imported from the same pointer, and would lose it ({self.describe()})"
             )
         hand_over(self, None, TAKER_DETACHED, "handed over")
+        if isinstance(owner, Keeper):
+            (<Keeper>owner).let_out()
         self.forget()
 
     @property
