@@ -4,7 +4,8 @@
 The driver promises to keep a destroyed pool until its last free has run. Drivers do not: seen on an H200 (580.159), a
 pool destroyed with a free pending, or with memory allocated, ends the process at one of the next calls. Nor does the
 pool itself tell: its used bytes fall when a free is submitted, and its reserved bytes when somebody has waited for the
-very stream. So the streams are remembered, each once: the common free in the same stream as the one before costs one look.
+very stream. So the streams are remembered, each once: the common free in the same stream as the one before costs one
+look.
 
 A stream of ours lives on in the list. One made elsewhere may be destroyed at any time: there, and for a stream that has
 to leave the list, an event behind the free takes its place.

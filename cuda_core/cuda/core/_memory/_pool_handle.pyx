@@ -126,7 +126,11 @@ cdef void _end(PoolHandle* handle, bint told) noexcept nogil:
     if handle.pool != NULL and handle.generation == fork_generation():
         if not _is_idle(handle, &blocked):
             # What foreign code has is returned at some time or never. That is looked at with the next pool.
-            if told or not all_is_known(&handle.frees) or append_question(_may_be_destroyed, _destroy_later, handle) != 0:
+            if (
+                told
+                or not all_is_known(&handle.frees)
+                or append_question(_may_be_destroyed, _destroy_later, handle) != 0
+            ):
                 _keep(handle)
             return
         result = _destroy(handle.pool, &function)
