@@ -58,6 +58,7 @@ cdef cydriver.CUresult create_own_stream(cydriver.CUcontext context, StreamHandl
     handle.context = context
     handle.device_id = -1
     handle.kind = STREAM_OWNED
+    handle.generation = fork_generation()
     _live.fetch_add(1)
     made[0] = handle
     return result
