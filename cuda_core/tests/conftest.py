@@ -9,6 +9,7 @@ The installed driver is watched: the simulated driver's library stands in front 
 objects, and lets calls fail. ``--unwatched`` leaves that out.
 """
 
+import argparse
 import contextlib
 import gc
 import os
@@ -53,6 +54,15 @@ def _number_of_gpus():
     return max(found, 0)  # negative: the driver crashed
 
 
+def _part(text):
+    """Return a part as two numbers."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    part, parts = (int(number) for number in found.groups()) if found else (0, 0)
+    if not 1 <= part <= parts:
+        raise argparse.ArgumentTypeError(f"a part is K/N with K from 1 to N, got {text!r}")
+    return part, parts
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--driver",
@@ -64,6 +74,12 @@ def pytest_addoption(parser):
         "--brief",
         action="store_true",
         help="leave out the tests that go through all failures and interleavings",
+    )
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        type=_part,
+        help="run the K-th of N equal parts; tests of each file and each parameter are spread over the parts",
     )
     parser.addoption(
         "--unwatched",
@@ -173,6 +189,10 @@ def pytest_collection_modifyitems(config, items):
         raise pytest.UsageError(f"the name of a test holds an address: {unstable[0]}")
     if config.getoption("--brief"):
         _leave_out(config, items, lambda item: _EXHAUSTIVE.search(item.nodeid.split("::")[0]))
+    if config.getoption("--part"):
+        part, parts = config.getoption("--part")
+        chosen = set(items[part - 1 :: parts])
+        _leave_out(config, items, lambda item: item not in chosen)
     if config.stash[_driver_name] == "sim":
         return
     from support import device_count
