@@ -71,6 +71,9 @@ bool joined(const Capture &capture) {
         for (const Node *node : entry.second)
             if (!reached.count(node))
                 return false;
+    for (const Node *node : capture.abandoned)
+        if (!reached.count(node))
+            return false;
     return true;
 }
 
@@ -200,8 +203,6 @@ CUresult capture_wait(Stream &stream, Event &event) {
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
     stream.capture = source;
-    if (event.captured_on != &stream)
-        source->passed_on[event.captured_on].insert(event.captured_behind.begin(), event.captured_behind.end());
     auto &last = source->last[&stream];
     for (Node *node : event.captured_behind)
         if (std::find(last.begin(), last.end(), node) == last.end())
@@ -217,14 +218,10 @@ void end_capture_of(Stream &stream) {
         finish(capture);
         return;
     }
-    // A fork may go once another stream waits for all of its work.
-    auto passed = capture->passed_on.find(&stream);
-    bool waited_for = passed != capture->passed_on.end();
-    for (Node *node : capture->last[&stream])
-        waited_for = waited_for && passed->second.count(node);
-    capture->invalid |= !waited_for;
+    // A branch may go; the end of the capture asks for its work all the same.
+    auto &last = capture->last[&stream];
+    capture->abandoned.insert(capture->abandoned.end(), last.begin(), last.end());
     capture->last.erase(&stream);
-    capture->passed_on.erase(&stream);
     stream.capture.reset();
 }
 
@@ -245,8 +242,10 @@ DRIVER_CALL_ON_STREAM("cuStreamEndCapture", cuStreamEndCapture, 10000, (CUstream
     std::shared_ptr<Capture> capture = s->capture;
     if (!capture)
         return CUDA_ERROR_ILLEGAL_STATE;
-    if (capture->origin != s)
+    if (capture->origin != s) {
+        capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    }
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_number()) {
         finish(capture);
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;

@@ -75,7 +75,7 @@ struct Capture {
     std::unique_ptr<Graph> graph;
     std::map<Stream *, std::vector<Node *>> last;  // by stream: what the next node comes behind
     std::vector<CUgraphEdgeData> edge_data;        // what was last shown of the edges; all of them are plain
-    std::map<Stream *, std::set<Node *>> passed_on;  // by stream: what was last on it when another one waited for it
+    std::vector<Node *> abandoned;                 // what was last on branches that are gone
     ~Capture();
 };
 

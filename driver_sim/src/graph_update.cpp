@@ -24,7 +24,7 @@ CUgraphExecUpdateResult compare(const ExecutableGraph &one, const ExecutableGrap
     }
     for (std::size_t i = 0; i < one.steps.size(); ++i)
         if (one.steps[i].block != other.steps[i].block)
-            return CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
+            return CU_GRAPH_EXEC_UPDATE_ERROR;
     return CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }
 
@@ -39,8 +39,6 @@ DRIVER_CALL("cuGraphExecUpdate", cuGraphExecUpdate_v2, 12000,
     Graph *graph = graph_of(hGraph);
     if (!executable || !graph || !resultInfo)
         return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult bad = check_capture_allows())
-        return bad;
     std::memset(resultInfo, 0, sizeof *resultInfo);
     for (auto &node : graph->nodes)
         if (node->work.check)

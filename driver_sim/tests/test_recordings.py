@@ -16,9 +16,10 @@ RECORDINGS = {
     "h200_captures.json": ["probe_captures.py"],
     "h200_memory.json": ["probe_memory.py"],
     "h200_pools.json": ["probe_pools.py"],
+    "h200_graphs.json": ["probe_graphs.py"],
 }
 # Recorded scenarios that are known not to agree yet: one that agrees must leave the list.
-NOT_YET = set()
+NOT_YET = {"addresses_of_graphs_that_are_gone", "buffer_ids_of_graph_memory"}
 
 
 def recorded(name):
@@ -61,4 +62,5 @@ def test_number_of_steps():
         "h200_captures.json": 874,
         "h200_memory.json": 925,
         "h200_pools.json": 208,
+        "h200_graphs.json": 325,
     }

@@ -325,6 +325,8 @@ class FreeBehindSeveral(Free):
 class FreeOutside(Completed):
     """Behind a launch on another stream than the buffer's."""
 
+    asked_only = ("cuCtxGetId",)  # before the stream of the free is destroyed
+
     def prepare(self):
         Scene.prepare(self)
         self.between = round_trip(self.builder, self.source, self.target, close=False)
