@@ -102,7 +102,8 @@ def test_wrong_dependencies_are_refused(stream, other_stream, plain):
 
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("used", [True, False])
-def test_a_branch_can_be_destroyed_once_it_is_joined(stream, plain, joined, used):
+def test_a_branch_can_be_destroyed_and_its_work_has_to_be_joined(stream, plain, joined, used):
+    """As recorded (`branches_that_end`): destroying breaks nothing."""
     branch = ok(cu.cuStreamCreate(1))
     ok(cu.cuStreamBeginCapture(stream, RELAXED))
     wait_for(branch, stream)
@@ -111,10 +112,23 @@ def test_a_branch_can_be_destroyed_once_it_is_joined(stream, plain, joined, used
     if joined:
         wait_for(stream, branch)
     ok(cu.cuStreamDestroy(branch))
+    assert ok(cu.cuStreamIsCapturing(stream)) == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
     error, graph = cu.cuStreamEndCapture(stream)
-    assert error == (R.CUDA_SUCCESS if joined else R.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
-    if joined:
+    if used and not joined:
+        assert error == R.CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+    else:
+        assert error == R.CUDA_SUCCESS
         ok(cu.cuGraphDestroy(graph))
+
+
+def test_an_end_on_a_branch_breaks_the_capture(stream):
+    branch = ok(cu.cuStreamCreate(1))
+    ok(cu.cuStreamBeginCapture(stream, RELAXED))
+    wait_for(branch, stream)
+    wait_for(stream, branch)
+    assert cu.cuStreamEndCapture(branch)[0] == R.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
+    assert cu.cuStreamEndCapture(stream)[0] == R.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    ok(cu.cuStreamDestroy(branch))
 
 
 def test_a_free_is_added_to_a_running_capture(stream, other_stream):
