@@ -6,7 +6,13 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-__all__ = ["address_of"]
+__all__ = ["address_of", "is_truth_value"]
+
+
+def is_truth_value(value: Any) -> bool:
+    """Whether this is a bool of Python or of NumPy. Older NumPy lets its own pass for an index, with a warning."""
+    kind = type(value)
+    return isinstance(value, bool) or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
 
 
 def address_of(value: Any) -> int:
@@ -22,7 +28,9 @@ def address_of(value: Any) -> int:
     if type(value) is int:
         return value
     kind = type(value)
-    if hasattr(kind, "__index__") and not isinstance(value, bool):
+    if is_truth_value(value):
+        raise TypeError(f"{kind.__name__} is no address")
+    if hasattr(kind, "__index__"):
         return operator.index(value)
     # A CUdeviceptr or CUstream of the bindings has only __int__. What can be a float as well is a number, and text has
     # neither, though int() would read it.

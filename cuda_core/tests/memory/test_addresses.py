@@ -126,3 +126,11 @@ def test_another_number_is_no_stream(device, value, how):
 def test_the_error_of_an_index_of_ones_own_comes_out(place):
     with pytest.raises(ZeroDivisionError):
         PLACES[place](Fails(ZeroDivisionError("mine")))
+
+
+@pytest.mark.parametrize("value", [True, numpy.bool_(True)], ids=["bool", "numpy.bool"])
+def test_a_bool_is_no_size(driver_watch, value):
+    resource = LegacyPinnedMemoryResource()
+    with driver_watch.no_call():
+        with pytest.raises(TypeError, match="size must be an integer"):
+            resource.allocate(value)

@@ -7,7 +7,7 @@ from libc.stdint cimport uintptr_t
 
 from cuda.core._context cimport device_count
 
-from cuda.core._address import address_of
+from cuda.core._address import address_of, is_truth_value
 from cuda.core._error_text import shown
 
 cdef extern from "Python.h":
@@ -42,7 +42,7 @@ cpdef size_t size_argument(object value, str name) except? 0xFFFFFFFF:
     cdef long long small = _small_integer(value)
     if small >= 0:
         return small
-    if isinstance(value, bool):
+    if is_truth_value(value):
         raise TypeError(f"{name} must be an integer, got {shown(value)}")
     try:
         number = operator.index(value)
