@@ -616,7 +616,7 @@ cdef int _fill_from_dlpack(StridedMemoryView self, object obj, object stream_ptr
         keywords["stream"] = None if number == NO_STREAM else number
     try:
         capsule = _ask_for_capsule(obj, keywords)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # the second since NumPy 2.5
         # NumPy knows no streams, also where it looks at pinned memory. None is the legacy default stream, so nothing is
         # lost by it for who wants that one, or no order at all.
         if device_type in (DL_CPU, DL_CUDA) or number not in (NO_SYNC, 1):
