@@ -9,7 +9,7 @@ import ctypes
 import os
 
 from cuda.bindings import driver
-from cuda.core import DeviceMemoryResource, EventOptions, PinnedMemoryResource
+from cuda.core import Buffer, DeviceMemoryResource, EventOptions, PinnedMemoryResource
 from support import check
 
 SIZE = 4096
@@ -47,6 +47,29 @@ def descriptors():
         except OSError:
             pass  # the folder's own
     return found
+
+
+class Shared:
+    """A buffer, and its pool as another process would have it."""
+
+    def __init__(self, kind, stream):
+        self.stream = stream
+        self.resource = make(kind)
+        self.buffer = self.resource.allocate(SIZE, stream=stream)
+        self.there = opened(self.resource)
+        stream.sync()
+
+    @property
+    def descriptor(self):
+        return self.buffer.ipc_descriptor
+
+    def imported(self, stream=None):
+        return Buffer.from_ipc_descriptor(self.there, self.descriptor, stream=stream or self.stream)
+
+    def close(self):
+        self.buffer.close()
+        self.there.close()
+        self.resource.close()
 
 
 class RawShare:

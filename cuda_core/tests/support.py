@@ -118,6 +118,17 @@ def drop_contexts():
         pass
 
 
+def calls_in_order(watch, function):
+    """Return what the function returned, and (name, n) for each of its driver calls in order."""
+    with watch.sim.logged() as log:
+        result = function()
+    counts, calls = {}, []
+    for call in log.calls:
+        counts[call.name] = counts.get(call.name, 0) + 1
+        calls.append((call.name, counts[call.name]))
+    return result, [(name, n) for name, n in calls if not name.startswith("cuGetError")]
+
+
 def free_memory():
     """Bytes of device memory that the driver can still give."""
     return int(check(driver.cuMemGetInfo())[0])

@@ -9,9 +9,7 @@ refused, and its end calls no driver.
 
 from libc.stdint cimport uint16_t
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef void (*ForkHandler)() noexcept nogil
-    int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
+from cuda.core._pthread cimport pthread_atfork
 
 cdef uint16_t _generation = 0
 

@@ -64,6 +64,8 @@ cdef cydriver.CUresult enter_stream(StreamHandle* handle, bint* pushed, const ch
 cdef void leave_stream(bint pushed) noexcept nogil
 cdef cydriver.CUstream stream_as_seen_here(StreamHandle* handle) noexcept nogil
 cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil
+cdef bint is_captured(StreamHandle* handle) except -1
+cdef int refuse_captured(StreamHandle* handle, str refusal) except -1
 cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil
 cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil
 cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil

@@ -13,7 +13,7 @@ from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
 from cuda.core._context cimport ask_for_context, context_is_gone, current_context
-from cuda.core._driver cimport is_finalizing
+from cuda.core._driver cimport check, error_for, is_finalizing
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept nogil
@@ -178,6 +178,29 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
         return cydriver.CUresult.CUDA_SUCCESS
     capturing[0] = status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     return result
+
+
+cdef bint is_captured(StreamHandle* handle) except -1:
+    """Whether work on the stream is being captured, for callers that raise what the driver answers."""
+    cdef bint capturing = False
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result
+    with nogil:
+        result = stream_is_capturing(handle, &capturing, &function)
+    check(result, function)
+    return capturing
+
+
+cdef int refuse_captured(StreamHandle* handle, str refusal) except -1:
+    """Raise the driver's error, with this text behind it, for a stream that is being captured.
+
+    The driver itself would break the capture, which belongs to somebody else.
+    """
+    if is_captured(handle):
+        error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"cuStreamIsCapturing")
+        error.args = (f"{error.args[0]}: {refusal}",)
+        raise error
+    return 0
 
 
 cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil:

@@ -16,7 +16,7 @@ from cuda.core.graph import GraphBuilder
 from graph_tools import SIZE, graph_memory_in_use, launch, round_trip, scratch, soon, status
 from memory_kinds import pattern
 from python_resources import Plain
-from support import attempt, check, read, still_allocated, warnings_seen, write
+from support import attempt, calls_in_order, check, read, still_allocated, warnings_seen, write
 
 pytestmark = [pytest.mark.watched, pytest.mark.provokes_refusals, pytest.mark.usefixtures("device")]
 
@@ -368,17 +368,6 @@ SCENES = [
 ]
 
 
-def calls_of(watch, scene):
-    """Return (name, n) for each driver call of the operation, in order."""
-    with watch.sim.logged() as log:
-        scene.operate()
-    counts, calls = {}, []
-    for call in log.calls:
-        counts[call.name] = counts.get(call.name, 0) + 1
-        calls.append((call.name, counts[call.name]))
-    return calls
-
-
 def may_succeed(calls, at, launches):
     """Tell whether the operation may succeed although this call is refused."""
     name, n = calls[at]
@@ -392,7 +381,7 @@ def may_succeed(calls, at, launches):
 @pytest.mark.parametrize("kind", SCENES)
 def test_every_call_of_an_operation_of_graphs_fails(driver_watch, device, stream, kind, sticky):
     scene = kind(device, stream)
-    calls = calls_of(driver_watch, scene)
+    calls = calls_in_order(driver_watch, scene.operate)[1]
     scene.close()
     assert calls
     for at, (name, n) in enumerate(calls):
@@ -462,7 +451,7 @@ DROPS = {"in the capture": Free, "in the capture, on a branch": FreeOnABranch, "
 def test_every_call_of_a_dropped_buffer_fails(driver_watch, device, stream, kind, sticky):
     """It is freed, or left to the graph, or told of once; never twice, and no capture is broken."""
     scene = kind(device, stream)
-    calls = calls_of(driver_watch, scene)
+    calls = calls_in_order(driver_watch, scene.operate)[1]
     scene.close()
     for name, n in calls:
         if name in UNDOING:

@@ -11,7 +11,8 @@ warnings.simplefilter("error")
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 from support import check, driver, watching_driver
 from buffer_kinds import SOURCES
-from cuda.core import Buffer, CUDAError, Device, EventOptions, GraphMemoryResource, Stream, VirtualMemoryResource
+from cuda.core import Buffer, CUDAError, Device, DeviceMemoryResource, EventOptions, GraphMemoryResource, Stream
+from cuda.core import VirtualMemoryResource
 from cuda.core._memory._queue import drain
 from cuda.core.utils import StridedMemoryView
 
@@ -42,6 +43,8 @@ for kind, source in sources.items():
         alive["resource " + kind] = source.resource
 alive["two streams"] = sources["pool"].allocate(stream=stream)
 alive["two streams"].record_stream(device.create_stream())
+alive["emptied pool"] = DeviceMemoryResource(device, {})  # whose frees are remembered
+alive["emptied pool"].allocate(4096, stream=stream).close()
 alive["numpy"] = memoryview(alive["pinned"])
 alive["borrowed"] = Buffer.from_handle(4096, 16, owner=object())
 alive["grown"] = sources["virtual"].resource.modify_allocation(sources["virtual"].allocate(), 4 << 20)

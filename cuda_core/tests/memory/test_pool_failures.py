@@ -24,7 +24,7 @@ from cuda.core import (
 )
 from cuda.core._memory import _counters
 from cuda.core._memory._queue import drain
-from support import attempt, check, fill, holds, still_allocated, warnings_seen
+from support import attempt, calls_in_order, check, fill, holds, still_allocated, warnings_seen
 
 pytestmark = [pytest.mark.watched, pytest.mark.provokes_refusals, pytest.mark.usefixtures("device")]
 
@@ -50,17 +50,6 @@ def the_mode_of_the_thread(device):
     """Where giving the capture mode back is what fails, the thread keeps the one it was lent."""
     yield
     check(driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
-
-
-def calls_of(watch, function):
-    """Return what the function returned, and (name, n) for each of its driver calls in order."""
-    with watch.sim.logged() as log:
-        result = function()
-    counts, calls = {}, []
-    for call in log.calls:
-        counts[call.name] = counts.get(call.name, 0) + 1
-        calls.append((call.name, counts[call.name]))
-    return result, [(name, n) for name, n in calls if not name.startswith("cuGetError")]
 
 
 class Streams:
@@ -133,7 +122,7 @@ MAKES = {
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_every_call_of_making_a_resource_fails(driver_watch, threshold, make, sticky):
     threshold.set(0)  # else there is nothing to raise
-    resource, calls = calls_of(driver_watch, make)
+    resource, calls = calls_in_order(driver_watch, make)
     assert calls
     resource.close()
     del resource
@@ -168,7 +157,7 @@ def test_every_call_of_allocate_fails(driver_watch, source, streams, sticky):
     def allocate():
         return source.resource.allocate(4096, stream=streams.first)
 
-    buffer, calls = calls_of(driver_watch, allocate)
+    buffer, calls = calls_in_order(driver_watch, allocate)
     buffer.close()
     total = dict(calls)  # the last number of each
     for call, n in calls:
@@ -195,7 +184,7 @@ def test_every_call_of_close_fails(device, driver_watch, source, streams, sticky
         Buffer.from_handle(0, 0, source.resource, stream=streams.first).close()
     buffer = streams.allocate(source.resource)
     streams.leave()
-    outcome, calls = calls_of(driver_watch, buffer.close)
+    outcome, calls = calls_in_order(driver_watch, buffer.close)
     assert outcome is CloseResult.DONE
     total = dict(calls)
     for call, n in calls:
@@ -239,7 +228,7 @@ def test_every_call_of_deallocate_fails(device, driver_watch, source, case, stic
         return source.resource.deallocate(allocation.handle, 4096, stream=streams.first)
 
     allocation = streams.allocate(source.resource).detach()
-    _, calls = calls_of(driver_watch, lambda one=allocation: free(one))
+    _, calls = calls_in_order(driver_watch, lambda one=allocation: free(one))
     total = dict(calls)
     for call, n in calls:
         live = driver_watch.live(), _counters.live()
@@ -269,7 +258,7 @@ def test_every_call_of_a_collection_fails_once(device, driver_watch, source, cas
     """It is reported once and stays, or the queue makes it."""
     streams = Streams(device, case)
     buffer = streams.allocate(source.resource)
-    _, calls = calls_of(driver_watch, buffer.close)
+    _, calls = calls_in_order(driver_watch, buffer.close)
     del buffer
     kept = []
     for call, n in calls:
@@ -297,7 +286,7 @@ def test_every_call_of_a_collection_fails_once(device, driver_watch, source, cas
 @ONCE_AND_FOR_GOOD
 def test_every_call_of_closing_a_resource_fails(driver_watch, source, sticky):
     resource = source.make()
-    _, calls = calls_of(driver_watch, resource.close)
+    _, calls = calls_in_order(driver_watch, resource.close)
     total = dict(calls)
     for call, n in calls:
         live = driver_watch.live(), _counters.live()
@@ -319,7 +308,7 @@ def test_every_call_of_closing_a_resource_fails(driver_watch, source, sticky):
 @ONCE_AND_FOR_GOOD
 def test_every_call_of_reading_an_attribute_fails(driver_watch, source, sticky):
     attributes = source.resource.attributes
-    _, calls = calls_of(driver_watch, lambda: attributes.used_mem_current)
+    _, calls = calls_in_order(driver_watch, lambda: attributes.used_mem_current)
     for call, n in calls:
         with driver_watch.fail(call, nth=n, sticky=sticky) as failure:
             value, error = attempt(lambda: attributes.used_mem_current, CUDAError)

@@ -21,33 +21,10 @@ from cuda.core import (
 from cuda.core._memory import _counters
 from cuda.core._memory._ipc import IPCBufferDescriptor
 from cuda.core._memory._queue import drain
-from shared_pools import KINDS, SIZE, RawShare, make, opened, payload_of
+from shared_pools import KINDS, SIZE, RawShare, Shared, opened, payload_of
 from support import check, fill, holds, read, warnings_seen, write
 
 pytestmark = pytest.mark.usefixtures("device")
-
-
-class Shared:
-    """A buffer, and its pool as another process would have it."""
-
-    def __init__(self, kind, stream):
-        self.stream = stream
-        self.resource = make(kind)
-        self.buffer = self.resource.allocate(SIZE, stream=stream)
-        self.there = opened(self.resource)
-        stream.sync()
-
-    @property
-    def descriptor(self):
-        return self.buffer.ipc_descriptor
-
-    def imported(self, stream=None):
-        return Buffer.from_ipc_descriptor(self.there, self.descriptor, stream=stream or self.stream)
-
-    def close(self):
-        self.buffer.close()
-        self.there.close()
-        self.resource.close()
 
 
 @pytest.fixture(params=KINDS)

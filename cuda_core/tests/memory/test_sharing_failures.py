@@ -15,8 +15,8 @@ from cuda.core import Buffer, CloseResult, CUDAError, CUDAWarning, Device, Owner
 from cuda.core._memory import _counters
 from cuda.core._memory._ipc import IPCBufferDescriptor
 from cuda.core._memory._queue import drain
-from shared_pools import KINDS, SIZE, descriptors, make, opened, payload_of
-from support import attempt, check, read, warnings_seen, write
+from shared_pools import KINDS, SIZE, Shared, descriptors, make, opened, payload_of
+from support import attempt, calls_in_order, check, read, warnings_seen, write
 
 pytestmark = [pytest.mark.watched, pytest.mark.provokes_refusals, pytest.mark.usefixtures("device")]
 
@@ -36,27 +36,10 @@ ASIDE = {
 }
 
 
-class Shared:
-    def __init__(self, kind, stream):
-        self.stream = stream
-        self.resource = make(kind)
-        self.buffer = self.resource.allocate(SIZE, stream=stream)
-        self.there = opened(self.resource)
-        self.descriptor = self.buffer.ipc_descriptor
-        stream.sync()
-
-    def imported(self, stream=None):
-        return Buffer.from_ipc_descriptor(self.there, self.descriptor, stream=stream or self.stream)
-
-    def close(self):
-        self.buffer.close()
-        self.there.close()
-        self.resource.close()
-
-
 @pytest.fixture(params=KINDS)
 def shared(request, stream):
     shared = Shared(request.param, stream)
+    assert shared.descriptor  # made once, before anything fails
     yield shared
     shared.close()
 
@@ -72,17 +55,6 @@ def give_mode_back():
     check(driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
 
 
-def calls_of(watch, function):
-    """Return what the function returned, and (name, n) for each of its driver calls in order."""
-    with watch.sim.logged() as log:
-        result = function()
-    counts, calls = {}, []
-    for call in log.calls:
-        counts[call.name] = counts.get(call.name, 0) + 1
-        calls.append((call.name, counts[call.name]))
-    return result, [(name, n) for name, n in calls if not name.startswith("cuGetError")]
-
-
 def held(watch):
     gc.collect()
     assert drain(20)
@@ -91,7 +63,7 @@ def held(watch):
 
 def go_through(watch, operation, undo, sticky):
     """Let each call of an operation fail; what it left must be what was before, and it must work after that."""
-    result, calls = calls_of(watch, operation)
+    result, calls = calls_in_order(watch, operation)
     undo(result)
     del result
     before = held(watch)
@@ -143,7 +115,7 @@ def test_every_call_of_describing_a_buffer_fails(driver_watch, shared, sticky):
     describe()
     undo(None)
     fresh.append(shared.resource.allocate(64, stream=shared.stream))
-    _, calls = calls_of(driver_watch, only_the_description)
+    _, calls = calls_in_order(driver_watch, only_the_description)
     assert ("cuMemPoolExportPointer", 1) in calls
     for call, n in calls:
         undo(None)
@@ -188,7 +160,7 @@ def test_ipc_02_every_call_of_a_refused_import_fails(driver_watch, shared, stick
         with pytest.raises(ValueError, match="size"):
             Buffer.from_ipc_descriptor(shared.there, forged, stream=shared.stream)
 
-    _, calls = calls_of(driver_watch, operation)
+    _, calls = calls_in_order(driver_watch, operation)
     shared.imported().close()
     before = held(driver_watch)
     for call, n in calls:
@@ -222,7 +194,7 @@ def test_every_call_of_unpickling_fails(driver_watch, shared, sticky):
 
 def go_through_unless_ours(watch, operation, sticky):
     """As `go_through`, for an operation that calls the driver through the bindings, too."""
-    result, calls = calls_of(watch, operation)
+    result, calls = calls_in_order(watch, operation)
     result.close()
     del result
     before = held(watch)
@@ -260,7 +232,7 @@ def closing(shared, device, case, last):
 def test_every_call_of_closing_an_import_fails(driver_watch, device, shared, sticky, case, last):
     """A close that fails leaves the buffer as it was, and the next one gives the share up."""
     buffer, other = closing(shared, device, case, last)
-    outcome, calls = calls_of(driver_watch, buffer.close)
+    outcome, calls = calls_in_order(driver_watch, buffer.close)
     assert outcome is CloseResult.DONE
     if other is not None:
         other.close()
@@ -321,7 +293,7 @@ def test_a_collection_that_fails_is_told_of_once_or_goes_to_the_queue(driver_wat
 @ONCE_AND_FOR_GOOD
 def test_every_call_of_closing_an_opened_pool_fails(driver_watch, shared, sticky):
     resource = opened(shared.resource)
-    _, calls = calls_of(driver_watch, resource.close)
+    _, calls = calls_in_order(driver_watch, resource.close)
     del resource
     for call, n in calls:
         before = held(driver_watch)

@@ -14,7 +14,7 @@ from cuda.core._memory._graph_loans cimport GraphLoan, lend_to_graph, take_back
 from cuda.core._memory._location cimport location_argument
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, release_stream
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, is_captured, release_stream
 
 from cuda.core._error_text import shown
 from cuda.core._memory._copy_options import CopyOptions, MemcpyOverlapMode, MemcpySrcAccessOrder
@@ -69,14 +69,9 @@ cdef int ensure_not_during_call(object options, str where, str requirement) exce
 
 
 cdef int ensure_no_capture(StreamHandle* order, str refusal) except -1:
-    """Refuse a stream that is being captured, before the driver does, which would invalidate the capture."""
-    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    cdef cydriver.CUresult result
+    """Refuse a stream that is being captured, for what no graph has a node for: such a stream is a wrong argument."""
     ensure_driver()
-    with nogil:
-        result = cydriver.cuStreamIsCapturing(order.stream, &status)
-    check(result, b"cuStreamIsCapturing")
-    if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+    if is_captured(order):
         raise TypeError(refusal)
     return 0
 

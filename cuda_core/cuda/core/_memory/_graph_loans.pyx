@@ -19,21 +19,18 @@ from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._graph_place cimport GraphPlace
 from cuda.core._memory._interrupts cimport raise_on_main_thread
 from cuda.core._memory._loans cimport Loan, new_loan
+from cuda.core._pthread cimport (
+    pthread_atfork,
+    pthread_cond_broadcast,
+    pthread_cond_init,
+    pthread_cond_t,
+    pthread_cond_wait,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_t,
+    pthread_mutex_unlock,
+)
 from cuda.core._stream_handle cimport StreamHandle
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    ctypedef struct pthread_cond_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
-    int pthread_cond_init(pthread_cond_t*, void*)
-    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
-    int pthread_cond_broadcast(pthread_cond_t*)
-    ctypedef void (*ForkHandler)() noexcept nogil
-    int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
 
 cdef struct Lent:
     Lent* next

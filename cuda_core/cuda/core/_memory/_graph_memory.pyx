@@ -22,11 +22,10 @@ from cuda.core._memory._graph_place cimport (
     continues,
     graph_is_gone,
     let_go_of,
-    pthread_mutex_lock,
-    pthread_mutex_unlock,
     reference_of_capture,
 )
 from cuda.core._memory._pool_release cimport free_in_order
+from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream_handle cimport (
     STREAM_SET,
     StreamHandle,

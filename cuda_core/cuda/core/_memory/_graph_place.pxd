@@ -3,15 +3,8 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uint16_t, uint64_t, uintptr_t
 
 from cuda.core._memory._allocation cimport Keeper
+from cuda.core._pthread cimport pthread_mutex_t
 from cuda.core._stream_handle cimport StreamHandle
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_destroy(pthread_mutex_t*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
 
 cdef enum:
     PLACE_HELD = 0    # a buffer, or what a buffer was handed over as, answers for what is allocated here

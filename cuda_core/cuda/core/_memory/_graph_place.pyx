@@ -14,6 +14,12 @@ from libcpp.atomic cimport atomic
 from cuda.core._driver cimport is_finalizing
 from cuda.core._fork cimport fork_generation
 from cuda.core._memory._allocation cimport Keeper
+from cuda.core._pthread cimport (
+    pthread_mutex_destroy,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
 from cuda.core._stream_handle cimport release_stream
 
 cdef extern from *:

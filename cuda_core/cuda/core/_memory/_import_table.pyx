@@ -17,6 +17,13 @@ from libcpp.atomic cimport atomic
 
 from cuda.core._memory._pool_release cimport free_in_order
 from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._pthread cimport (
+    pthread_atfork,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_t,
+    pthread_mutex_unlock,
+)
 from cuda.core._stream_handle cimport (
     STREAM_SET,
     StreamHandle,
@@ -27,15 +34,6 @@ from cuda.core._stream_handle cimport (
     stream_is_idle,
     wait_for_stream,
 )
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
-    ctypedef void (*ForkHandler)() noexcept nogil
-    int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil

@@ -7,18 +7,13 @@ from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
 from cuda.core._context cimport current_context, device_count, primary_context
-from cuda.core._driver cimport check, ensure_driver, error_for
+from cuda.core._driver cimport check, ensure_driver
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._batch cimport Loans, buffers_argument
 from cuda.core._memory._location cimport location_argument, place_of_location, place_of_ordinal
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream, Stream_accept
-from cuda.core._stream_handle cimport (
-    STREAM_LEGACY,
-    StreamHandle,
-    release_stream,
-    stream_is_capturing,
-)
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, refuse_captured, release_stream
 
 __all__ = ["discard_batch", "discard_prefetch_batch", "prefetch_batch"]
 
@@ -148,21 +143,6 @@ cdef list read_accessed_by(Record record):
 # --- prefetching and discarding -----------------------------------------------------------------------------------
 
 
-cdef int _ensure_no_capture(StreamHandle* order, str caller) except -1:
-    """Refuse a stream that is being captured with the driver's error. The driver's own refusal ends the capture."""
-    cdef bint capturing = False
-    cdef const char* function = NULL
-    cdef cydriver.CUresult result
-    with nogil:
-        result = stream_is_capturing(order, &capturing, &function)
-    check(result, function)
-    if capturing:
-        error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"cuStreamIsCapturing")
-        error.args = (f"{error.args[0]}: {caller} cannot be captured into a graph",)
-        raise error
-    return 0
-
-
 cdef list _places_argument(object locations, Py_ssize_t count, str caller):
     """Return one checked place for each buffer."""
     cdef list places
@@ -202,7 +182,7 @@ cdef int _operate(str caller, int what, object stream, object buffers, object lo
         if not records:
             return 0
         ensure_driver()
-        _ensure_no_capture(handle, caller)
+        refuse_captured(handle, f"{caller} cannot be captured into a graph")
         if what == PREFETCH and (len(records) == 1 or handle.kind == STREAM_LEGACY):
             _prefetch_each(records, places, handle)
         else:

@@ -15,6 +15,13 @@ from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
 from cuda.core._driver cimport is_hopeless
+from cuda.core._pthread cimport (
+    pthread_atfork,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_t,
+    pthread_mutex_unlock,
+)
 from cuda.core._stream_handle cimport (
     StreamHandle,
     release_stream,
@@ -24,15 +31,6 @@ from cuda.core._stream_handle cimport (
     stream_is_gone,
 )
 from cuda.core._stream_order cimport context_of_stream
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
-    ctypedef void (*ForkHandler)() noexcept nogil
-    int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
 
 cdef extern from *:
     """

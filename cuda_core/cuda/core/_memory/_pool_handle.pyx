@@ -22,6 +22,12 @@ from cuda.core._memory._allocation cimport Keeper
 from cuda.core._memory._pending_frees cimport PendingFrees, all_is_known, forget_frees, frees_have_run
 from cuda.core._memory._queue cimport BLOCKED, NOT_YET, READY, Readiness, append_question
 from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._pthread cimport (
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_t,
+    pthread_mutex_unlock,
+)
 
 from cuda.core._errors import CUDAWarning
 
@@ -29,13 +35,6 @@ cdef extern from *:
     long __atomic_add_fetch(long*, long, int) noexcept nogil
     enum:
         __ATOMIC_ACQ_REL
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
@@ -199,8 +198,10 @@ cdef PendingFrees* frees_of(object owner) noexcept:
 
 
 cdef bint pool_is_idle(PoolReference reference) noexcept:
-    """Whether a pool that nobody else holds can be destroyed at once."""
+    """Whether a pool that nobody else holds can be destroyed at once. In the child of a fork nothing is to be done."""
     cdef bint idle, blocked = False
+    if not reference.is_of_this_process():
+        return True
     with nogil:
         idle = _is_idle(reference.handle, &blocked)
     return idle

@@ -23,6 +23,22 @@ from cuda.core._context cimport context_is_gone
 from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, place_of
+from cuda.core._pthread cimport (
+    pthread_atfork,
+    pthread_cond_broadcast,
+    pthread_cond_init,
+    pthread_cond_t,
+    pthread_cond_timedwait,
+    pthread_cond_wait,
+    pthread_create,
+    pthread_join,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_t,
+    pthread_mutex_unlock,
+    pthread_t,
+    timespec,
+)
 from cuda.core._stream_handle cimport (
     STREAM_SET,
     StreamHandle,
@@ -36,29 +52,7 @@ from cuda.core._errors import CUDAWarning
 
 __all__ = ["drain"]
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_t:
-        pass
-    ctypedef struct pthread_mutex_t:
-        pass
-    ctypedef struct pthread_cond_t:
-        pass
-    int pthread_create(pthread_t*, void*, void* (*)(void*) noexcept nogil, void*)
-    int pthread_join(pthread_t, void**)
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
-    int pthread_cond_init(pthread_cond_t*, void*)
-    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
-    int pthread_cond_timedwait(pthread_cond_t*, pthread_mutex_t*, const timespec*)
-    int pthread_cond_broadcast(pthread_cond_t*)
-    ctypedef void (*ForkHandler)() noexcept nogil
-    int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)
-
 cdef extern from "<time.h>" nogil:
-    ctypedef struct timespec:
-        long tv_sec
-        long tv_nsec
     int clock_gettime(int, timespec*)
     int CLOCK_REALTIME
 

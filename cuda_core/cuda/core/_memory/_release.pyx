@@ -11,7 +11,7 @@ import warnings
 cimport cython
 from cuda.bindings cimport cydriver
 
-from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
+from cuda.core._driver cimport check, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport (
     CLOSE_DONE,
     CLOSE_IN_PROGRESS,
@@ -42,9 +42,9 @@ from cuda.core._memory._ownership cimport (
 from cuda.core._memory._queue cimport has_stuck, retry_stuck
 from cuda.core._stream_handle cimport (
     StreamHandle,
+    refuse_captured,
     release_stream,
     retain_stream,
-    stream_is_capturing,
     stream_is_gone,
     stream_is_idle,
     wait_for_stream,
@@ -268,25 +268,13 @@ cdef void report(str text) noexcept:
 
 
 cdef int ensure_not_capturing(StreamHandle* order) except -1:
-    """Refuse, before anything has happened, to wait for a stream that is being captured.
-
-    Waiting would invalidate the capture, which belongs to somebody else.
-    """
-    cdef bint capturing = False
-    cdef const char* function = NULL
-    cdef cydriver.CUresult result
-    if order == NULL:
-        return 0
-    with nogil:
-        result = stream_is_capturing(order, &capturing, &function)
-    check(result, function)
-    if capturing:
-        error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"cuStreamIsCapturing")
-        error.args = (
-            f"{error.args[0]}: the stream that orders this release is being captured; "
-            "release the buffer after the capture has ended, or close it with another stream",
+    """Refuse, before anything has happened, to wait for a stream that is being captured."""
+    if order != NULL:
+        refuse_captured(
+            order,
+            "the stream that orders this release is being captured; release the buffer after the capture has ended, or "
+            "close it with another stream",
         )
-        raise error
     return 0
 
 

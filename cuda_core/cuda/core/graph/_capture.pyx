@@ -9,10 +9,9 @@ from cuda.core._memory._graph_place cimport (
     GraphReference,
     continue_on,
     part_ends,
-    pthread_mutex_lock,
-    pthread_mutex_unlock,
     reference_of_capture,
 )
+from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream_handle cimport (
     STREAM_LEGACY,
     StreamHandle,

@@ -6,6 +6,9 @@ from cuda.core._memory._graph_place cimport CapturedGraph, GraphReference
 from cuda.core._stream cimport StreamCarrier
 from cuda.core._stream_handle cimport StreamHandle
 
+# What is done with an executable in the order of a stream, with the mutex of its graph.
+ctypedef cydriver.CUresult (*InStream)(CapturedGraph*, size_t, StreamHandle**, const char**) noexcept nogil
+
 # What a graph can be made or updated from.
 cdef class GraphSource(StreamCarrier):
     cdef GraphReference _of             # None before the capture
@@ -17,8 +20,8 @@ cdef class Graph:
     cdef atomic[size_t] _executable     # a CUgraphExec; changes under the mutex of the graph, 0 once closed
     cdef object __weakref__
     cdef CapturedGraph* _open(self) except NULL
+    cdef cydriver.CUresult _in_stream(self, object stream, str what, InStream put, const char** function) except *
 
 cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandle* upload)
-cdef int refuse_capturing(StreamHandle* order, str what) except -1
 cdef int keep_refused(object dropped) except -1
 cdef int try_refused() except -1

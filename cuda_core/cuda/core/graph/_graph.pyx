@@ -12,18 +12,17 @@ from cuda.core._memory._graph_place cimport (
     CapturedGraph,
     GraphAllocation,
     part_ends,
-    pthread_mutex_lock,
-    pthread_mutex_unlock,
 )
 from cuda.core._memory._release cimport report
+from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream cimport Stream_accept, StreamCarrier, bind_stream
 from cuda.core._stream_handle cimport (
     StreamHandle,
     enter_stream,
     leave_stream,
+    refuse_captured,
     release_stream,
     stream_as_seen_here,
-    stream_is_capturing,
 )
 
 from cuda.bindings import driver
@@ -69,6 +68,19 @@ cdef cydriver.CUresult _launch(
     return result
 
 
+cdef cydriver.CUresult _upload(
+    CapturedGraph* graph, size_t executable, StreamHandle** order, const char** function
+) noexcept nogil:
+    """Prepare an executable on the device. With the mutex."""
+    cdef bint pushed = False
+    cdef cydriver.CUresult result = enter_stream(order[0], &pushed, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuGraphUpload"
+        result = cydriver.cuGraphUpload(<cydriver.CUgraphExec>executable, stream_as_seen_here(order[0]))
+        leave_stream(pushed)
+    return result
+
+
 cdef cydriver.CUresult _destroy(
     CapturedGraph* graph, size_t executable, const char** function
 ) noexcept nogil:
@@ -85,21 +97,6 @@ cdef cydriver.CUresult _destroy(
         result = cydriver.cuGraphExecDestroy(<cydriver.CUgraphExec>executable)
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     return result
-
-
-cdef int refuse_capturing(StreamHandle* order, str what) except -1:
-    """Refuse a stream that is being captured, before the driver does, which would break the capture."""
-    cdef bint capturing = False
-    cdef const char* function = NULL
-    cdef cydriver.CUresult result
-    with nogil:
-        result = stream_is_capturing(order, &capturing, &function)
-    check(result, function)
-    if capturing:
-        error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"cuStreamIsCapturing")
-        error.args = (f"{error.args[0]}: a graph cannot be {what} on a stream that is being captured",)
-        raise error
-    return 0
 
 
 # --- making one ---------------------------------------------------------------------------------------------------
@@ -296,6 +293,29 @@ cdef class Graph:
         """The ``CUgraphExec`` as a ``cuda.bindings.driver`` object; a null one once the graph is closed."""
         return driver.CUgraphExec(self._executable.load())
 
+    cdef cydriver.CUresult _in_stream(self, object stream, str what, InStream put, const char** function) except *:
+        """Do something in the order of a stream, unless another thread closes the graph before."""
+        cdef CapturedGraph* graph
+        cdef StreamHandle* order
+        cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+        cdef bint closed
+        self._open()
+        order = bind_stream(Stream_accept(stream))
+        graph = self._of.graph
+        try:
+            refuse_captured(order, f"a graph cannot be {what} on a stream that is being captured")
+            with nogil:
+                pthread_mutex_lock(&graph.mutex)
+                closed = self._executable.load() == 0
+                if not closed:
+                    result = put(graph, self._executable.load(), &order, function)
+                pthread_mutex_unlock(&graph.mutex)
+        finally:
+            release_stream(order)
+        if closed:
+            raise RuntimeError("Graph has been closed")
+        return result
+
     def launch(self, stream):
         """Put the graph into a stream: its nodes run behind what is there, and before what comes later.
 
@@ -320,26 +340,9 @@ cdef class Graph:
         The call waits for nothing. Memory that the graph allocates, that no node of it frees and that no buffer owns
         any more is freed behind the launch.
         """
-        cdef CapturedGraph* graph
-        cdef StreamHandle* order
+        cdef CapturedGraph* graph = self._open()
         cdef const char* function = NULL
-        cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
-        cdef bint closed
-        self._open()
-        order = bind_stream(Stream_accept(stream))
-        graph = self._of.graph
-        try:
-            refuse_capturing(order, "launched")
-            with nogil:
-                pthread_mutex_lock(&graph.mutex)
-                closed = self._executable.load() == 0
-                if not closed:
-                    result = _launch(graph, self._executable.load(), &order, &function)
-                pthread_mutex_unlock(&graph.mutex)
-        finally:
-            release_stream(order)
-        if closed:
-            raise RuntimeError("Graph has been closed")
+        cdef cydriver.CUresult result = self._in_stream(stream, "launched", _launch, &function)
         if result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE and graph.allocations != NULL:
             error = error_for(result, function)
             error.args = (
@@ -366,32 +369,8 @@ cdef class Graph:
         CUDAError
             If the stream is being captured, which goes on; or if the driver refuses.
         """
-        cdef CapturedGraph* graph
-        cdef StreamHandle* order
         cdef const char* function = NULL
-        cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
-        cdef bint pushed = False, closed
-        self._open()
-        order = bind_stream(Stream_accept(stream))
-        graph = self._of.graph
-        try:
-            refuse_capturing(order, "uploaded")
-            with nogil:
-                pthread_mutex_lock(&graph.mutex)
-                closed = self._executable.load() == 0
-                if not closed:
-                    result = enter_stream(order, &pushed, &function)
-                    if result == cydriver.CUresult.CUDA_SUCCESS:
-                        function = b"cuGraphUpload"
-                        result = cydriver.cuGraphUpload(
-                            <cydriver.CUgraphExec>self._executable.load(), stream_as_seen_here(order)
-                        )
-                        leave_stream(pushed)
-                pthread_mutex_unlock(&graph.mutex)
-        finally:
-            release_stream(order)
-        if closed:
-            raise RuntimeError("Graph has been closed")
+        cdef cydriver.CUresult result = self._in_stream(stream, "uploaded", _upload, &function)
         check(result, function)
 
     def update(self, source):
