@@ -192,7 +192,8 @@ cdef class Stream:
     Notes
     -----
     Methods may be called from any thread. A buffer that was allocated or closed with a stream keeps the driver's
-    stream alive until the buffer is returned, also when the ``Stream`` object was closed before.
+    stream alive until the buffer is returned, also when the ``Stream`` object was closed before. A memory pool with
+    options of its own keeps up to four streams in which its memory was freed last.
     """
 
     def __init__(self, *args, **kwargs):

@@ -165,6 +165,22 @@ def test_a_pool_is_destroyed_when_the_last_free_has_run(source, device, pools, e
     streams[6].close()
 
 
+@pytest.mark.parametrize("mode", ["GLOBAL", "THREAD_LOCAL", "RELAXED"])
+def test_the_end_of_a_pool_waits_for_a_capture_of_a_stream_of_its_frees(source, stream, pools, mode):
+    """Whether the free before the capture has run cannot be asked now."""
+    resource, source.resource = source.resource, None
+    resource.allocate(4096, stream=stream).close()
+    capture(stream, mode)
+    resource.close()
+    del resource
+    gc.collect()
+    assert not drain(0.05)
+    assert pools()[1] == 1
+    end_capture(stream)
+    assert drain(20)
+    assert pools()[1] == 0
+
+
 def test_a_pool_keeps_few_streams(source, device, driver_watch):
     """Programs that make a stream for each work do not gather them, nor events, in a pool that lives long."""
     before = driver_watch.live()
