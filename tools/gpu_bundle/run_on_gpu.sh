@@ -6,7 +6,7 @@
 #
 #   OUT=folder        where the logs go (default ./out)
 #   PYTHON=python3    the interpreter; its version must be the one that the wheels were built for
-#   PARTS="..."       which parts to run (default: suite example consumers exchange benchmarks)
+#   PARTS="..."       which parts to run (default: suite example consumers exchange allocators benchmarks)
 #   ARGS="..."        given to pytest
 set -uo pipefail
 
@@ -60,12 +60,21 @@ suite() {
 example() { "$python" examples/grow_buffer.py --driver gpu; }
 consumers() { "$python" check_consumers.py; }
 exchange() { "$python" check_exchange.py; }
+allocators() {
+    local failures=0 library kind
+    for library in cupy torch; do
+        for kind in pool virtual managed; do
+            "$python" "examples/${library}_allocator.py" --resource "$kind" || failures=$((failures + 1))
+        done
+    done
+    [ "$failures" -eq 0 ]
+}
 benchmarks() {
     "$python" benchmarks/run.py --driver gpu --json "$out/benchmarks.json" --released "$released"
 }
 
 failed=
-for part in machine ${PARTS:-suite example consumers exchange benchmarks}; do
+for part in machine ${PARTS:-suite example consumers exchange allocators benchmarks}; do
     printf '\n== %s\n' "$part"
     started=$SECONDS
     "$part" 2>&1 | tee "$out/$part.log"
