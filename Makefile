@@ -4,6 +4,7 @@
 #   make test    all tests, on the simulated driver unless DRIVER says otherwise
 #   make lint    style and likely mistakes
 #   make bench   times as ratios to plain driver calls
+#   make docs    the documentation, in docs/_build/html
 #   make clean   removes everything that the other commands made
 #
 # Needed: Linux, Python 3.10 or later with venv, a C++ compiler, make. Everything else is installed into $(VENV).
@@ -21,7 +22,7 @@ WORKERS ?= auto
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: demo test test-sim test-package lint bench clean environment
+.PHONY: demo test test-sim test-package lint bench docs clean environment
 
 BIN := $(abspath $(VENV))/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --quiet
@@ -54,10 +55,14 @@ lint: $(DONE)/lint-tools
 bench: $(DONE)/package
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+docs: $(DONE)/package $(DONE)/docs-tools
+	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -j auto -b html docs docs/_build/html
+	@echo "The front page is docs/_build/html/index.html"
+
 environment: $(DONE)/package $(DONE)/test-tools
 
 clean:
-	rm -rf $(VENV) build driver_sim/build .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) build driver_sim/build docs/_build docs/design .pytest_cache .hypothesis .ruff_cache
 	find . -name '*.egg-info' -prune -exec rm -rf {} +
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -102,4 +107,10 @@ $(DONE)/lint-tools: $(DONE)/environment pyproject.toml
 	@echo "== Fetching the lint tools"
 	$(BIN)/python tools/requirements.py pyproject.toml lint > $(DONE)/lint.txt
 	$(PIP) install -r $(DONE)/lint.txt
+	touch $@
+
+$(DONE)/docs-tools: $(DONE)/environment pyproject.toml
+	@echo "== Fetching the tools that make the documentation"
+	$(BIN)/python tools/requirements.py pyproject.toml docs > $(DONE)/docs.txt
+	$(PIP) install -r $(DONE)/docs.txt
 	touch $@

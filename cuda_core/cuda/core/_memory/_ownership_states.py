@@ -9,20 +9,20 @@ __all__ = ["Claim", "Event", "Loans", "Ownership", "TransferredTo", "Verdict"]
 class Ownership(enum.Enum):
     """Who must return the allocation that a buffer describes."""
 
-    RELEASED = 0
-    OWNED = 1
-    BORROWED = 2
-    TRANSFERRED = 3
+    RELEASED = 0  #: nobody, since it was returned, the borrow ended, or it was lost with its context, device or process
+    OWNED = 1  #: this buffer, by :meth:`Buffer.close`, by leaving ``with``, or when it is dropped
+    BORROWED = 2  #: somebody else; the buffer's owner, if one was named, is kept alive
+    TRANSFERRED = 3  #: whoever took it over, see :class:`TransferredTo`
 
 
 class TransferredTo(enum.Enum):
     """Who took over an allocation whose buffer is TRANSFERRED."""
 
-    GROWN = 1
-    DETACHED = 2
-    MOVED = 3
-    LOANS = 4
-    GRAPH = 5
+    GROWN = 1  #: the buffer that a grow has returned
+    DETACHED = 2  #: the :class:`Allocation` that :meth:`Buffer.detach` has returned
+    MOVED = 3  #: the buffer that :meth:`Buffer.move_to` has returned
+    LOANS = 4  #: whoever looked at the memory when the buffer was closed; the last of them returns it
+    GRAPH = 5  #: a graph; nothing in this build gives memory to one
 
 
 class Claim(enum.Enum):

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every block of code on the documentation's pages works, and prints what the page says."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+# Folders that other tests look at, or that are made from something else.
+MADE = {"_build", "_ext", "_static", "design", "reference"}
+PAGES = sorted(
+    page
+    for page in DOCS.rglob("*.md")
+    if not MADE & set(page.relative_to(DOCS).parts[:-1]) and page != DOCS / "README.md"
+)
+LANGUAGES = {"python", "c", "cython", "sh", "text"}
+# What is compiled for a page, by the language of the block and how its file is named in the first line.
+NAMED = {"c": r"// (\w+\.[ch])", "cython": r"# (\w+\.p(?:yx|xd))"}
+
+pytestmark = pytest.mark.skipif(not PAGES, reason="needs the checkout")
+
+
+def blocks(page):
+    """Return the fenced blocks of a page in order, as (language, text). Directives of the site are none."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^( *)```([^\n`]*)\n(.*?)^\1```$", text, re.M | re.S)
+    return [(language.strip(), body) for _, language, body in found if not language.startswith("{")]
+
+
+def of(page, language):
+    return [body for name, body in blocks(page) if name == language]
+
+
+def promised_output(code):
+    """Return what the comments behind ``print`` calls promise. Each print has one, or its comment is missing."""
+    lines = [line for line in code.splitlines() if re.search(r"(?<!\w)print\(", line)]
+    promised = [match[1] for line in lines if (match := re.search(r"print\(.*\)  # (.*)$", line))]
+    assert len(promised) == len(lines), "a print without its output behind it"
+    return promised
+
+
+def run(command, folder, **keywords):
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, **keywords)
+
+
+def pages_with(language):
+    return [pytest.param(page, id=page.relative_to(DOCS).as_posix()) for page in PAGES if of(page, language)]
+
+
+def write_named_blocks(page, folder):
+    for language, pattern in NAMED.items():
+        for body in of(page, language):
+            name = re.match(pattern, body)
+            assert name, f"the first line of a {language} block names its file"
+            (folder / name[1]).write_text(body, encoding="utf-8")
+
+
+def is_for_the_checkout(line):
+    return shlex.split(line)[0] in ("pip", "make")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_every_block_is_of_a_language_that_is_tested(page):
+    assert {language for language, _ in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_the_code_of_a_page_prints_what_the_page_says(page, tmp_path, driver_name):
+    write_named_blocks(page, tmp_path)
+    for line in [line for body in of(page, "sh") for line in body.splitlines()]:
+        if not is_for_the_checkout(line):
+            program, *arguments = shlex.split(line)
+            if program == "cc" and shutil.which("cc") is None:
+                pytest.skip("no C compiler")
+            done = run([sys.executable if program == "python" else program, *arguments], tmp_path)
+            assert done.returncode == 0, done.stderr
+    code = "\n".join(of(page, "python"))
+    script = tmp_path / "page.py"
+    script.write_text(code, encoding="utf-8")
+    # The simulated driver adds up at the end: whatever a page has left live is an error.
+    watched = ["-m", "cuda_driver_sim", "--strict"] if driver_name == "sim" else []
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    done = run(
+        [sys.executable, "-W", "error", *watched, script], tmp_path, env=environment if watched else None
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == promised_output(code)
+    if "cuda_driver_sim.fail" in code:
+        assert "live" not in done.stderr
+    else:
+        assert done.stderr == ""
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("page", pages_with("sh"))
+def test_commands_for_the_checkout_are_those_that_the_readme_has(page):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    known = {
+        line for body in re.findall(r"^```sh\n(.*?)^```$", readme, re.M | re.S) for line in body.splitlines()
+    }
+    said = [line for body in of(page, "sh") for line in body.splitlines() if is_for_the_checkout(line)]
+    assert set(said) <= known
+
+
+@pytest.mark.sim_only
+def test_every_public_name_has_its_place_in_the_reference():
+    import cuda.core.graph
+    import cuda.core.typing
+    import cuda.core.utils
+
+    named = set()
+    for page in (DOCS / "reference").glob("*.md"):
+        module = "cuda.core"
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if match := re.match(r"\.\. currentmodule:: (\S+)", line):
+                module = match[1]
+            elif match := re.match(r"\.\. (?:auto\w+|data):: (\w+)", line):
+                named.add(f"{module}.{match[1]}")
+    public = {
+        f"{module.__name__}.{name}"
+        for module in (cuda.core, cuda.core.graph, cuda.core.utils, cuda.core.typing)
+        for name in module.__all__
+        if not name.startswith("__") and name not in ("graph", "utils")
+    }
+    # The state machine's words are one set, wherever they are exported.
+    assert public - named == set()
+
+
+@pytest.mark.sim_only
+def test_every_page_is_reached_from_the_front():
+    front = (DOCS / "index.md").read_text(encoding="utf-8")
+    guides = (DOCS / "guides" / "index.md").read_text(encoding="utf-8")
+    for text in (front, guides):
+        assert re.search(r"^```\{toctree\}\n(?::.*\n)*:glob:\n", text, re.M)
+        assert re.search(r"^\*$", text, re.M)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Sphinx makes the pages. The package has to be installed: the reference is read from it."""
+
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+import design_pages  # noqa: E402
+
+import cuda.core  # noqa: E402
+
+project = "cuda.core memory"
+author = "the authors of cuda-core"
+project_copyright = "the authors, Apache-2.0"
+release = cuda.core.__version__
+version = re.match(r"\d+\.\d+", release)[0]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["README.md", "_build", "_ext"]
+source_suffix = {".md": "markdown"}
+root_doc = "index"
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "groupwise"
+# Members of the base classes too, whose names are nobody's business, but not of Python's own.
+PYTHON_BASES = (
+    "object, BaseException, Exception, RuntimeError, Warning, UserWarning, Enum, IntEnum, str, int, Protocol"
+)
+autodoc_default_options = {"members": True, "inherited-members": PYTHON_BASES}
+autodoc_typehints = "none"  # the numpydoc sections say the types, with their units
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = False
+
+nitpicky = True
+# Standard types, and words of the numpydoc sections that are no class of this package.
+nitpick_ignore_regex = [("py:class", r"(?!cuda\.core).*")]
+
+html_theme = "furo"
+html_title = "cuda.core memory"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_show_sourcelink = False
+html_copy_source = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# The design pages stand beside the code; the site shows them as they are.
+design_pages.bring(HERE.parent / "design", HERE / "design")
+
+
+def find_from_the_top(app, env, node, contnode):
+    """Resolve a name that a docstring in a submodule says as its users do: without ``cuda.core.`` in front."""
+    domain = env.get_domain("py")
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or target.startswith("cuda."):
+        return None
+    name = f"cuda.core.{target}"
+    return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], name, node, contnode)
+
+
+def without_self(app, what, name, obj, options, signature, returns):
+    """Leave out what nobody gives: the first argument of compiled functions, the arguments of what only raises."""
+    if what == "class" and signature and signature.endswith("(*args, **kwargs)"):
+        return "", returns
+    return re.sub(r"^\((self|cls)(, )?(/, )?", "(", signature) if signature else signature, returns
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", without_self)
+    app.connect("missing-reference", find_from_the_top)
