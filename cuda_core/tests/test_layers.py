@@ -101,8 +101,26 @@ def test_buffers_do_not_know_the_kinds_of_resources():
     assert below("cuda.core._memory._buffer") & kinds == set()
 
 
+# What is written with the public names alone, as any program is; `cuda.core` itself does not import it.
+ABOVE_THE_TOP = ("cuda.core.adaptors", "cuda.core.testing")
+
+
+def is_above_the_top(name):
+    return name.startswith(ABOVE_THE_TOP)
+
+
 def test_nothing_stands_on_the_top():
     for name, imports in MODULES.items():
         if name not in GATHERING and name != "cuda.core._device":
             assert "cuda.core._device" not in imports, name
-        assert name == "cuda.core" or "cuda.core" not in imports, name
+        assert name == "cuda.core" or is_above_the_top(name) or "cuda.core" not in imports, name
+
+
+def test_what_is_above_the_top_uses_public_names_only():
+    above = [name for name in MODULES if is_above_the_top(name)]
+    assert len(above) > 5
+    for name in above:
+        below_it = {other for other in MODULES[name] if not is_above_the_top(other)}
+        assert below_it <= {"cuda.core"}, name
+    for name in MODULES.keys() - above:
+        assert not any(map(is_above_the_top, MODULES[name])), name

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resources around resources: each layer hears of every free once, the outer one first."""
 
+import ctypes
 import gc
 
 import pytest
@@ -15,6 +16,7 @@ from cuda.core import (
     MemoryResource,
     Ownership,
 )
+from cuda.core.adaptors import MemoryResourceAdaptor
 from python_resources import Plain
 from support import fill, given_back, holds, in_context, race, still_allocated, warnings_seen
 
@@ -294,3 +296,46 @@ def test_a_wrapper_dropped_with_an_open_buffer_is_reported_when_its_layer_raises
     assert [warning.category for warning in seen] == [CUDAWarning]
     assert inner.asked == []
     inner.give_back(address)
+
+
+class HostMemory(MemoryResource):
+    """Memory of Python's own, of which no driver knows."""
+
+    is_device_accessible, is_host_accessible, device_id = False, True, -1
+
+    def __init__(self):
+        self.blocks = {}
+        self.streams = []
+
+    def allocate(self, size, *, stream=None):
+        block = ctypes.create_string_buffer(size)
+        self.blocks[ctypes.addressof(block)] = block
+        return Buffer.from_handle(ctypes.addressof(block), size, mr=self, stream=stream)
+
+    def deallocate(self, ptr, size, *, stream=None):
+        self.streams.append(stream)
+        del self.blocks[ptr]
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_memory_without_a_stream_is_freed_through_a_wrapper_where_no_context_is_current(how):
+    inner = HostMemory()
+    outer = MemoryResourceAdaptor(inner)
+
+    def work():
+        box = [outer.allocate(512)]
+        end(box, how)
+        return "done"
+
+    with warnings_seen() as seen:
+        assert race(work) == ["done"]
+    assert (seen, inner.blocks) == ([], {})
+    assert inner.streams == [LEGACY_DEFAULT_STREAM]
+
+
+def test_a_default_stream_is_still_refused_there_for_memory_that_has_one(device):
+    buffer = Plain().allocate(512)
+    (error,) = race(lambda: buffer.close(LEGACY_DEFAULT_STREAM))
+    assert isinstance(error, RuntimeError)
+    assert "no CUDA context is current" in str(error)
+    assert buffer.close() is CloseResult.DONE

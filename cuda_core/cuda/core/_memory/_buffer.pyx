@@ -32,8 +32,15 @@ from cuda.core._memory._queue cimport wait_for_room
 from cuda.core._memory._record_slots cimport leave_slot
 from cuda.core._memory._release cimport release_from_collection, report
 from cuda.core._memory._transfer cimport Allocation, hand_over
-from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream, stream_for_python
-from cuda.core._stream_handle cimport StreamHandle, add_stream, release_stream
+from cuda.core._stream cimport Stream, Stream_accept, bind_default_stream, bind_stream, stream_for_python
+from cuda.core._stream_handle cimport (
+    STREAM_LEGACY,
+    STREAM_PER_THREAD,
+    StreamHandle,
+    add_stream,
+    bind_token,
+    release_stream,
+)
 
 from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError, OwnershipError
@@ -73,6 +80,19 @@ cdef void _describe(Buffer self, uintptr_t pointer, size_t size, MemoryResource 
     self.resource = resource
     self.stream = stream
     self.deleter = resource.deleter if resource is not None else NULL
+
+
+cdef StreamHandle* _order_of_close(Buffer self, Stream stream) except? NULL:
+    """Return the handle of the stream that was given to a close; NULL for a default stream of nowhere.
+
+    Memory that no device can reach has no stream, and its ``deallocate`` is handed a default stream, on any thread. A
+    resource around it closes its inner buffer with just that stream.
+    """
+    cdef StreamHandle* handle = stream._handle
+    if self.stream == NULL and self.deleter == ask_python and handle != NULL:
+        if handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context == NULL:
+            return bind_token(handle)
+    return bind_stream(stream)
 
 
 cdef bint _is_ended(Record record) noexcept:
@@ -336,7 +356,7 @@ cdef class Buffer(Record):
             wait_for_room()
         if stream is None:
             return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, NULL, WAIT if wait else QUEUE_IF_BUSY)]
-        order = bind_stream(Stream_accept(stream))
+        order = _order_of_close(self, Stream_accept(stream))
         try:
             return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, order, WAIT if wait else QUEUE_IF_BUSY)]
         finally:

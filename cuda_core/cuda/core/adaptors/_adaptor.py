@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all adaptors share: each of their buffers keeps one of the inner resource, and closes it."""
+
+from cuda.core import Buffer, MemoryResource
+
+__all__ = ["MemoryResourceAdaptor"]
+
+
+class MemoryResourceAdaptor(MemoryResource):
+    """A memory resource around another one. By itself it only passes on; subclass it to see what goes by.
+
+    Parameters
+    ----------
+    inner : MemoryResource
+        The resource that allocates. It may be an adaptor, too.
+
+    Raises
+    ------
+    TypeError
+        If ``inner`` is not a memory resource.
+
+    Notes
+    -----
+    Safe from any thread. Each buffer is the adaptor's own: its free asks the adaptor first, which then closes the
+    buffer of the inner resource behind the same stream. Where that raises, so does the free; nothing is lost, and the
+    next close asks again. Memory that the inner resource returns only behind its stream, virtual or pinned memory, is
+    waited for there, as it is by any explicit close.
+
+    Accessibility and device are the inner resource's. Any other attribute that is not a method is too, such as
+    ``attributes`` of a pool or ``release_on_collection``. Its methods are not: what ``modify_allocation`` or ``close``
+    does would pass by the adaptor. Call them on :attr:`inner`; closing a resource leaves the buffers valid.
+
+    A subclass overrides :meth:`allocate` and :meth:`deallocate` and calls the inherited ones.
+
+    Examples
+    --------
+    >>> from cuda.core import Device, LegacyPinnedMemoryResource
+    >>> from cuda.core.adaptors import MemoryResourceAdaptor
+    >>> Device(0).set_current()
+    >>> class Largest(MemoryResourceAdaptor):
+    ...     size = 0
+    ...
+    ...     def allocate(self, size, *, stream=None):
+    ...         self.size = max(self.size, size)
+    ...         return super().allocate(size, stream=stream)
+    >>> mr = Largest(LegacyPinnedMemoryResource())
+    >>> mr.allocate(4096).close().name
+    'DONE'
+    >>> mr.size
+    4096
+    """
+
+    def __init__(self, inner):
+        if not isinstance(inner, MemoryResource):
+            raise TypeError(f"inner must be a MemoryResource, got {type(inner).__name__}: {inner!r}")
+        self._inner = inner
+        # The inner buffers by address. No lock: each change is one operation of the dictionary. A lock would hang
+        # where the collector runs in the middle of a change and frees a buffer of this very adaptor.
+        self._buffers = {}
+
+    @property
+    def inner(self):
+        """MemoryResource: the resource inside."""
+        return self._inner
+
+    def allocate(self, size, *, stream=None):
+        """Allocate from the inner resource.
+
+        Parameters
+        ----------
+        size : int
+            Bytes wanted.
+        stream : Stream, optional
+            The stream that orders the allocation and the free. Whether it can be left out is the inner resource's
+            to say.
+
+        Returns
+        -------
+        Buffer
+            A buffer of this adaptor, OWNED, as large as the inner one.
+
+        Raises
+        ------
+        Exception
+            Whatever the inner resource raises. Nothing is allocated then.
+        """
+        buffer = self._inner.allocate(size, stream=stream)
+        address, size = buffer.handle, buffer.size
+        if not size:
+            # No memory is behind it, and its address can be that of others: there is nothing to keep.
+            buffer.close()
+            return Buffer.from_handle(0, 0, mr=self, stream=stream)
+        self._buffers[address] = buffer
+        try:
+            return Buffer.from_handle(address, size, mr=self, stream=stream)
+        except BaseException:
+            del self._buffers[address]
+            buffer.close()
+            raise
+
+    def deallocate(self, ptr, size, *, stream=None):
+        """Close the inner buffer. It is called by the buffers of this adaptor.
+
+        Parameters
+        ----------
+        ptr : int
+            Where the allocation begins.
+        size : int
+            Its size in bytes.
+        stream : Stream, optional
+            The stream behind which the memory is returned.
+
+        Raises
+        ------
+        ValueError
+            If this adaptor has not allocated what is at the address, or freed it before. Nothing is freed then, and a
+            buffer that was moved here from another adaptor can be moved back.
+        Exception
+            Whatever the inner resource raises. Nothing is freed then.
+        """
+        if not size:
+            return
+        # Before the free: the moment the memory is free, its address may be another thread's.
+        buffer = self._buffers.pop(ptr, None)
+        if buffer is None:
+            raise ValueError(f"this {type(self).__name__} has allocated nothing that is open at {ptr:#x}")
+        try:
+            buffer.close(stream)
+        except BaseException:
+            self._buffers[ptr] = buffer
+            raise
+
+    @property
+    def is_device_accessible(self):
+        """bool: whether a device can use the memory, as the inner resource says."""
+        return self._inner.is_device_accessible
+
+    @property
+    def is_host_accessible(self):
+        """bool: whether the host can use the memory, as the inner resource says."""
+        return self._inner.is_host_accessible
+
+    @property
+    def is_managed(self):
+        """bool: whether the memory is managed, as the inner resource says."""
+        return self._inner.is_managed
+
+    @property
+    def device_id(self):
+        """int: ordinal of the device whose memory this is, as the inner resource says."""
+        return self._inner.device_id
+
+    def __getattr__(self, name):
+        # Only what is not found here comes this way. Private names do not: one may be missing because the object
+        # is being made, or copied.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = getattr(self._inner, name)
+        if callable(value):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}; the resource inside has it: .inner.{name}"
+            )
+        return value
+
+    def __repr__(self):
+        return f"<{type(self).__name__} around {self._inner!r}>"

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A value that threads, and frees in the middle of a change, change one after another."""
+
+import threading
+
+__all__ = ["Cell"]
+
+
+class Cell:
+    """Holds a value that is replaced by a function of itself.
+
+    Threads take turns by a lock. A lock does not keep out the thread that holds it: the collector may run inside a
+    change, free a buffer, and so come here again. The lock lets it in, and the change that it cut short begins again.
+    """
+
+    __slots__ = ("_lock", "_value")
+
+    def __init__(self, value):
+        self._lock = threading.RLock()
+        self._value = value
+
+    @property
+    def value(self):
+        return self._value
+
+    def change(self, function, *arguments):
+        """Replace the value by ``function(value, *arguments)`` and return it. What that raises leaves it as it was."""
+        with self._lock:
+            while True:
+                before = self._value
+                after = function(before, *arguments)
+                # No call and no new object between these two lines, so that the collector cannot run between them.
+                if self._value is before:
+                    self._value = after
+                    return after

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures on request, to see what a program does when there is no memory or a free is refused."""
+
+import contextlib
+
+import attrs
+
+from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+from cuda.core.adaptors._cell import Cell
+
+__all__ = ["FailingAdaptor"]
+
+
+@attrs.frozen(eq=False)
+class _Request:
+    """Fail the n-th from now on, and if sticky those after it."""
+
+    nth: int
+    sticky: bool
+    error: object
+    seen: Cell = attrs.field(factory=lambda: Cell(0))
+
+    def meet(self):
+        """Count one more; raise if it is one that shall fail."""
+        number = self.seen.change(lambda seen: seen + 1)
+        if number == self.nth or (self.sticky and number > self.nth):
+            raise self.error() if isinstance(self.error, type) else self.error
+
+
+class FailingAdaptor(MemoryResourceAdaptor):
+    """Lets allocations and frees of a memory resource fail on request.
+
+    Parameters
+    ----------
+    inner : MemoryResource
+        The resource to let fail. It is not asked for what fails.
+
+    Notes
+    -----
+    Safe from any thread; the count of one request goes over all threads. A free that fails has freed nothing, so the
+    buffer stays OWNED and can be closed again.
+
+    Examples
+    --------
+    >>> from cuda.core import Device, LegacyPinnedMemoryResource
+    >>> from cuda.core.adaptors import FailingAdaptor
+    >>> Device(0).set_current()
+    >>> mr = FailingAdaptor(LegacyPinnedMemoryResource())
+    >>> with mr.fail_allocation(nth=2):
+    ...     first = mr.allocate(100)
+    ...     mr.allocate(100)
+    Traceback (most recent call last):
+    MemoryError: allocation 2 fails on request
+    >>> with mr.fail_free():
+    ...     first.close()
+    Traceback (most recent call last):
+    RuntimeError: free 1 fails on request
+    >>> first.close().name
+    'DONE'
+    """
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self._allocations = Cell(())
+        self._frees = Cell(())
+
+    def fail_allocation(self, nth=1, *, sticky=False, error=None):
+        """Let the n-th allocation inside a ``with`` block fail.
+
+        Parameters
+        ----------
+        nth : int, optional
+            Which one, counted from 1 at the beginning of the block.
+        sticky : bool, optional
+            True: all after it fail, too.
+        error : Exception or type of exception, optional
+            What is raised. By default a ``MemoryError``.
+
+        Returns
+        -------
+        context manager
+
+        Raises
+        ------
+        ValueError
+            If ``nth`` is less than 1.
+        TypeError
+            If ``nth`` is not an integer, or ``error`` nothing to raise.
+        """
+        default = MemoryError(f"allocation {nth} fails on request")
+        return self._requested(self._allocations, nth, sticky, default if error is None else error)
+
+    def fail_free(self, nth=1, *, sticky=False, error=None):
+        """Let the n-th free inside a ``with`` block fail, before the inner resource is asked.
+
+        Parameters
+        ----------
+        nth, sticky
+            As for :meth:`fail_allocation`, and so are the errors.
+        error : Exception or type of exception, optional
+            What is raised. By default a ``RuntimeError``.
+
+        Returns
+        -------
+        context manager
+        """
+        default = RuntimeError(f"free {nth} fails on request")
+        return self._requested(self._frees, nth, sticky, default if error is None else error)
+
+    @staticmethod
+    def _requested(requests, nth, sticky, error):
+        if isinstance(nth, bool) or not isinstance(nth, int):
+            raise TypeError(f"nth must be an integer, got {type(nth).__name__}: {nth!r}")
+        if nth < 1:
+            raise ValueError(f"nth counts from 1, got {nth}")
+        kind = error if isinstance(error, type) else type(error)
+        if not issubclass(kind, BaseException):
+            raise TypeError(f"error must be an exception, got {kind.__name__}: {error!r}")
+        return _in_force(requests, _Request(nth, bool(sticky), error))
+
+    def allocate(self, size, *, stream=None):
+        """Allocate from the inner resource, or fail. As :meth:`MemoryResourceAdaptor.allocate`."""
+        for request in self._allocations.value:
+            request.meet()
+        return super().allocate(size, stream=stream)
+
+    def deallocate(self, ptr, size, *, stream=None):
+        """Free, or fail. As :meth:`MemoryResourceAdaptor.deallocate`."""
+        for request in self._frees.value:
+            request.meet()
+        super().deallocate(ptr, size, stream=stream)
+
+
+@contextlib.contextmanager
+def _in_force(requests, request):
+    requests.change(lambda before: (*before, request))
+    try:
+        yield
+    finally:
+        requests.change(lambda before: tuple(other for other in before if other is not request))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No more than so many bytes at one time."""
+
+import operator
+
+from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+from cuda.core.adaptors._cell import Cell
+
+__all__ = ["LimitAdaptor"]
+
+
+class LimitAdaptor(MemoryResourceAdaptor):
+    """Refuses what would bring the memory in use above a limit.
+
+    Parameters
+    ----------
+    inner : MemoryResource
+        The resource to limit.
+    limit : int
+        The most bytes that may be allocated at one time.
+
+    Raises
+    ------
+    TypeError
+        If ``limit`` is not an integer, or ``inner`` no memory resource.
+    ValueError
+        If ``limit`` is negative.
+
+    Notes
+    -----
+    Safe from any thread; threads that race for the last bytes never get more than the limit together. What counts is
+    the size of the buffers, which a resource may round up. Bytes count until their free has succeeded, or was queued.
+
+    Examples
+    --------
+    >>> from cuda.core import Device, LegacyPinnedMemoryResource
+    >>> from cuda.core.adaptors import LimitAdaptor
+    >>> Device(0).set_current()
+    >>> mr = LimitAdaptor(LegacyPinnedMemoryResource(), 4096)
+    >>> buffer = mr.allocate(4000)
+    >>> mr.allocate(100)
+    Traceback (most recent call last):
+    MemoryError: 100 bytes would exceed the limit of 4096 bytes: 4000 are in use
+    >>> buffer.close().name
+    'DONE'
+    """
+
+    def __init__(self, inner, limit):
+        super().__init__(inner)
+        try:
+            self._limit = operator.index(limit)
+        except TypeError:
+            raise TypeError(f"limit must be an integer, got {type(limit).__name__}: {limit!r}") from None
+        if self._limit < 0:
+            raise ValueError(f"limit must not be negative, got {self._limit}")
+        self._used = Cell(0)
+
+    @property
+    def limit(self):
+        """int: the most bytes that may be allocated at one time."""
+        return self._limit
+
+    @property
+    def used(self):
+        """int: bytes that are allocated now, or being allocated."""
+        return self._used.value
+
+    def _take(self, used, size):
+        if used + size > self._limit:
+            raise MemoryError(
+                f"{size} bytes would exceed the limit of {self._limit} bytes: {used} are in use"
+            )
+        return used + size
+
+    def allocate(self, size, *, stream=None):
+        """Allocate from the inner resource, within the limit. As :meth:`MemoryResourceAdaptor.allocate`.
+
+        Raises
+        ------
+        MemoryError
+            If the limit would be exceeded. The inner resource is not asked.
+        TypeError
+            If ``size`` is not an integer.
+        """
+        try:
+            wanted = operator.index(size)
+        except TypeError:
+            raise TypeError(f"size must be an integer, got {type(size).__name__}: {size!r}") from None
+        # Before the allocation, so that two threads do not both see the last bytes free. A size that no resource
+        # accepts is left to the inner one to refuse.
+        taken = max(wanted, 0)
+        self._used.change(self._take, taken)
+        try:
+            buffer = super().allocate(size, stream=stream)
+        except BaseException:
+            self._used.change(operator.sub, taken)
+            raise
+        # From here the buffer's free gives its whole size back, so that must be what was taken.
+        try:
+            self._used.change(self._take, buffer.size - taken)
+        except BaseException:
+            self._used.change(operator.add, buffer.size - taken)
+            buffer.close()
+            raise
+        return buffer
+
+    def deallocate(self, ptr, size, *, stream=None):
+        """Free, and give the bytes back to the limit, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
+        super().deallocate(ptr, size, stream=stream)
+        self._used.change(operator.sub, size)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line for each allocation and each free."""
+
+import logging
+
+from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+
+__all__ = ["LoggingAdaptor"]
+
+
+def _stream_text(stream):
+    handle = getattr(stream, "handle", None)
+    return "-" if handle is None else hex(int(handle))
+
+
+class LoggingAdaptor(MemoryResourceAdaptor):
+    """Writes a line for each allocation and each free to a logger of the standard library.
+
+    Parameters
+    ----------
+    inner : MemoryResource
+        The resource to watch.
+    logger : logging.Logger or str, optional
+        Where to write, or its name. By default the logger ``cuda.core.adaptors``.
+    level : int, optional
+        The level of the lines, ``logging.DEBUG`` by default. Failures are one of ``logging.WARNING`` at least.
+
+    Notes
+    -----
+    Safe from any thread. The line of a free is written before the memory is given back, so that in the log an address
+    ends before another thread's allocation gets it. If the free then fails, a line says that it is still allocated.
+
+    Examples
+    --------
+    >>> import logging, sys
+    >>> from cuda.core import Device, LegacyPinnedMemoryResource
+    >>> from cuda.core.adaptors import LoggingAdaptor
+    >>> Device(0).set_current()
+    >>> logger = logging.Logger("memory")
+    >>> logger.addHandler(logging.StreamHandler(sys.stdout))
+    >>> with LoggingAdaptor(LegacyPinnedMemoryResource(), logger).allocate(4096):
+    ...     pass  # doctest: +ELLIPSIS
+    allocate size=4096 address=0x... stream=-
+    free size=4096 address=0x... stream=0x...
+    """
+
+    def __init__(self, inner, logger=None, level=logging.DEBUG):
+        super().__init__(inner)
+        if logger is None or isinstance(logger, str):
+            logger = logging.getLogger("cuda.core.adaptors" if logger is None else logger)
+        if not callable(getattr(logger, "log", None)):
+            raise TypeError(f"logger must be a Logger or a name, got {type(logger).__name__}: {logger!r}")
+        if not isinstance(level, int):
+            raise TypeError(f"level must be an integer, got {type(level).__name__}: {level!r}")
+        self._logger = logger
+        self._level = level
+
+    def allocate(self, size, *, stream=None):
+        """Allocate from the inner resource and log it. As :meth:`MemoryResourceAdaptor.allocate`."""
+        log, level = self._logger.log, self._level
+        try:
+            buffer = super().allocate(size, stream=stream)
+        except BaseException as error:
+            log(
+                max(level, logging.WARNING),
+                "allocate size=%s stream=%s failed: %s: %s",
+                size,
+                _stream_text(stream),
+                type(error).__name__,
+                str(
+                    error
+                ),  # not the object: a handler that keeps records would keep its frames, and their buffers
+            )
+            raise
+        log(level, "allocate size=%d address=%#x stream=%s", buffer.size, buffer.handle, _stream_text(stream))
+        return buffer
+
+    def deallocate(self, ptr, size, *, stream=None):
+        """Log and free, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
+        log, level = self._logger.log, self._level
+        log(level, "free size=%d address=%#x stream=%s", size, ptr, _stream_text(stream))
+        try:
+            super().deallocate(ptr, size, stream=stream)
+        except BaseException as error:
+            log(
+                max(level, logging.WARNING),
+                "free size=%d address=%#x failed, it is still allocated: %s: %s",
+                size,
+                ptr,
+                type(error).__name__,
+                str(
+                    error
+                ),  # not the object: a handler that keeps records would keep its frames, and their buffers
+            )
+            raise

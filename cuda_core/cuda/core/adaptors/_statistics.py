@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much is allocated, was at most, and was in all."""
+
+import contextlib
+
+import attrs
+
+from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+from cuda.core.adaptors._cell import Cell
+
+__all__ = ["MemoryStatistics", "StatisticsAdaptor"]
+
+
+@attrs.frozen
+class MemoryStatistics:
+    """Bytes and numbers of allocations at one moment.
+
+    Attributes
+    ----------
+    current_bytes, current_count : int
+        What is allocated now. Of a region that :meth:`StatisticsAdaptor.push` began they say by how much it changed
+        since, and are negative where more was freed.
+    peak_bytes, peak_count : int
+        The most that was allocated at one time. At least 0.
+    total_bytes, total_count : int
+        All that was ever allocated.
+
+    Notes
+    -----
+    A record of integers that never changes.
+    """
+
+    current_bytes: int = 0
+    current_count: int = 0
+    peak_bytes: int = 0
+    peak_count: int = 0
+    total_bytes: int = 0
+    total_count: int = 0
+
+
+def _allocated(stack, size):
+    *outer, top = stack
+    current_bytes, current_count = top.current_bytes + size, top.current_count + 1
+    return (
+        *outer,
+        MemoryStatistics(
+            current_bytes,
+            current_count,
+            max(top.peak_bytes, current_bytes),
+            max(top.peak_count, current_count),
+            top.total_bytes + size,
+            top.total_count + 1,
+        ),
+    )
+
+
+def _freed(stack, size):
+    *outer, top = stack
+    return (
+        *outer,
+        MemoryStatistics(
+            top.current_bytes - size,
+            top.current_count - 1,
+            top.peak_bytes,
+            top.peak_count,
+            top.total_bytes,
+            top.total_count,
+        ),
+    )
+
+
+def _joined(below, top):
+    """Return what a region has seen when one inside it ends."""
+    return MemoryStatistics(
+        below.current_bytes + top.current_bytes,
+        below.current_count + top.current_count,
+        max(below.peak_bytes, below.current_bytes + top.peak_bytes),
+        max(below.peak_count, below.current_count + top.peak_count),
+        below.total_bytes + top.total_bytes,
+        below.total_count + top.total_count,
+    )
+
+
+class StatisticsAdaptor(MemoryResourceAdaptor):
+    """Counts what a memory resource hands out.
+
+    Parameters
+    ----------
+    inner : MemoryResource
+        The resource to count for.
+
+    Notes
+    -----
+    Counted are the sizes of the buffers, which a resource may round up. A buffer counts until its free has succeeded,
+    so a peak is never too low. Empty buffers count as allocations of 0 bytes.
+
+    Safe from any thread. Regions belong to the adaptor: what any thread allocates counts for the innermost one.
+
+    Examples
+    --------
+    >>> from cuda.core import Device, LegacyPinnedMemoryResource
+    >>> from cuda.core.adaptors import StatisticsAdaptor
+    >>> Device(0).set_current()
+    >>> mr = StatisticsAdaptor(LegacyPinnedMemoryResource())
+    >>> kept = mr.allocate(1000)
+    >>> with mr.region() as region:
+    ...     mr.allocate(500).close()
+    <CloseResult.DONE: 0>
+    >>> region.statistics.peak_bytes, region.statistics.current_bytes
+    (500, 0)
+    >>> mr.statistics.peak_bytes, mr.statistics.current_bytes
+    (1500, 1000)
+    >>> kept.close().name
+    'DONE'
+    """
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self._stack = Cell((MemoryStatistics(),))
+
+    def allocate(self, size, *, stream=None):
+        """Allocate from the inner resource and count it. As :meth:`MemoryResourceAdaptor.allocate`."""
+        buffer = super().allocate(size, stream=stream)
+        self._stack.change(_allocated, buffer.size)
+        return buffer
+
+    def deallocate(self, ptr, size, *, stream=None):
+        """Free and count it, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
+        super().deallocate(ptr, size, stream=stream)
+        self._stack.change(_freed, size)
+
+    @property
+    def statistics(self):
+        """MemoryStatistics: of the innermost region; without one, of everything since the adaptor was made."""
+        return self._stack.value[-1]
+
+    @property
+    def depth(self):
+        """int: how many regions are open."""
+        return len(self._stack.value) - 1
+
+    def push(self):
+        """Begin a region: :attr:`statistics` starts from zero, until :meth:`pop`.
+
+        Examples
+        --------
+        >>> mr.push()  # doctest: +SKIP
+        """
+        self._stack.change(lambda stack: (*stack, MemoryStatistics()))
+
+    def pop(self):
+        """End the innermost region. The one around it has seen what it saw.
+
+        Returns
+        -------
+        MemoryStatistics
+            What the region saw.
+
+        Raises
+        ------
+        RuntimeError
+            If no region is open.
+
+        Examples
+        --------
+        >>> seen = mr.pop()  # doctest: +SKIP
+        """
+        ended = []
+
+        def end(stack):
+            if len(stack) < 2:
+                raise RuntimeError("no region is open: there is one pop for each push")
+            *outer, below, top = stack
+            ended[:] = [top]
+            return (*outer, _joined(below, top))
+
+        self._stack.change(end)
+        return ended[0]
+
+    @contextlib.contextmanager
+    def region(self):
+        """Have a region for the length of a ``with`` block.
+
+        Yields
+        ------
+        object
+            Its ``statistics`` says what the region saw, or sees at the moment.
+
+        Notes
+        -----
+        Regions are a stack: blocks that overlap without one being inside the other, in two threads, mix what they see.
+        """
+        region = _Region(self)
+        self.push()
+        try:
+            yield region
+        finally:
+            region._ended = self.pop()
+
+
+class _Region:
+    """What :meth:`StatisticsAdaptor.region` yields."""
+
+    def __init__(self, adaptor):
+        self._adaptor = adaptor
+        self._ended = None
+
+    @property
+    def statistics(self):
+        """MemoryStatistics: what the region saw; inside the block, what it has seen so far."""
+        return self._adaptor.statistics if self._ended is None else self._ended
