@@ -16,7 +16,7 @@ from cuda.core._context import Context, forget_primary_context
 from cuda.core._device_properties import DeviceProperties
 from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError
-from cuda.core._memory import _location, _peer_access, _virtual_memory_resource
+from cuda.core._memory import _location, _peer_access, _virtual_memory_base
 from cuda.core._memory._device_memory_resource import DeviceMemoryResource
 from cuda.core._memory._memory_resource import MemoryResource
 from cuda.core._memory._synchronous import _SynchronousMemoryResource
@@ -397,4 +397,4 @@ _event.device_factory = Device
 _location.device_factory = Device
 _peer_access.device_factory = Device
 _stream.device_factory = Device
-_virtual_memory_resource.device_factory = Device
+_virtual_memory_base.device_factory = Device

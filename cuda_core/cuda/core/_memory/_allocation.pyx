@@ -31,7 +31,8 @@ from cuda.core._memory._ownership cimport (
     step,
 )
 from cuda.core._memory._record_slots cimport leave_slot
-from cuda.core._memory._virtual_range cimport VirtualRange, live_parts
+from cuda.core._memory._virtual_parts cimport live_parts
+from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport drop_stream, release_stream, retain_stream
 
 from cuda.core._error_text import shown

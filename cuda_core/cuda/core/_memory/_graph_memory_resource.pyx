@@ -25,7 +25,7 @@ from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
 from cuda.core._memory._ownership cimport STATE_OWNED
 from cuda.core._memory._pool_release cimport ensure_freed, free_in_order, may_be_queued
 from cuda.core._memory._queue cimport Job, discard_job, enqueue, new_job
-from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream cimport Stream, Stream_accept, bind_stream
 from cuda.core._stream_handle cimport (

@@ -2,7 +2,7 @@
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
-from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._stream_handle cimport StreamHandle
 
 # One address that was imported, for all buffers that were imported from it. Guarded by the mutex of the table. Without

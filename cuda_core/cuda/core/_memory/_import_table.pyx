@@ -16,7 +16,7 @@ from libc.string cimport memset
 from libcpp.atomic cimport atomic
 
 from cuda.core._memory._pool_release cimport free_in_order
-from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._pthread cimport (
     pthread_atfork,
     pthread_mutex_init,

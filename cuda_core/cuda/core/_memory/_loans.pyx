@@ -17,7 +17,8 @@ from cuda.core._memory._ownership cimport (
     VERDICT_LAST_LOAN,
 )
 from cuda.core._memory._release cimport finish_loans, must_queue, release, report
-from cuda.core._memory._virtual_range cimport Failure, Parts, VirtualRange, move_parts, parts_are_empty, return_parts
+from cuda.core._memory._virtual_parts cimport Failure, Parts, move_parts, parts_are_empty, return_parts
+from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport StreamHandle
 
 

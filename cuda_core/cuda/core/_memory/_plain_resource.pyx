@@ -15,7 +15,7 @@ from cuda.core._memory._lost_contexts cimport place_of, place_of_context
 from cuda.core._memory._ownership cimport STATE_OWNED
 from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, new_job, wait_a_moment
 from cuda.core._memory._release cimport must_queue, wait_for_order
-from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
 from cuda.core._stream_handle cimport StreamHandle
 

@@ -22,7 +22,7 @@ from cuda.core._memory._import_table cimport (
 from cuda.core._memory._pool_handle cimport PoolHandle, PoolReference, release_pool, retain_pool
 from cuda.core._memory._pool_release cimport ensure_freed, may_be_queued
 from cuda.core._memory._queue cimport Job, discard_job, enqueue, new_job
-from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._stream_handle cimport StreamHandle, add_stream, release_stream
 
 

@@ -21,7 +21,7 @@ from cuda.core._fork cimport fork_generation
 from cuda.core._memory._allocation cimport Keeper
 from cuda.core._memory._pending_frees cimport PendingFrees, all_is_known, forget_frees, frees_have_run
 from cuda.core._memory._queue cimport BLOCKED, NOT_YET, READY, Readiness, append_question
-from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._pthread cimport (
     pthread_mutex_init,
     pthread_mutex_lock,

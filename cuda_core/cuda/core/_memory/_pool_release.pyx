@@ -16,7 +16,7 @@ from cuda.core._memory._pending_frees cimport FreeEvent, PendingFrees, finish_no
 from cuda.core._memory._pool_handle cimport PoolHandle, PoolReference, release_pool, retain_pool
 from cuda.core._memory._queue cimport Job, discard_job, enqueue, new_job
 from cuda.core._memory._release cimport ensure_not_capturing
-from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
     STREAM_OWNED,

@@ -3,7 +3,7 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._virtual_range cimport Failure
+from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._stream_handle cimport StreamHandle
 
 # Returns what a job holds, True when all of it is back. Runs without the GIL; what was refused stays in ``data``.

@@ -8,7 +8,7 @@ from libcpp.vector cimport vector
 
 from cuda.core._context cimport device_attribute, device_count
 from cuda.core._driver cimport check
-from cuda.core._memory._virtual_range cimport ChunkRequest
+from cuda.core._memory._virtual_parts cimport ChunkRequest
 
 from cuda.core._error_text import shown
 from cuda.core.typing import (

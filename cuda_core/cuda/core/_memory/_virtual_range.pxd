@@ -1,58 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-from cuda.bindings cimport cydriver
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libcpp.atomic cimport atomic
-from libcpp.memory cimport shared_ptr
-from libcpp.vector cimport vector
 
+from cuda.core._memory._virtual_parts cimport ChunkRequest, CUdeviceptr, Failure, Parts
 from cuda.core._stream_handle cimport StreamHandle
-
-ctypedef cydriver.CUresult CUresult
-ctypedef cydriver.CUdeviceptr CUdeviceptr
-ctypedef cydriver.CUmemGenericAllocationHandle AllocationHandle
-
-# Where a driver call was refused. Zero-initialised it means: nowhere.
-cdef struct Failure:
-    CUresult result
-    const char* function
-
-# The access rights of a chunk: one descriptor for each place that may use it. Chunks made with one configuration
-# share the list; an equal pointer therefore means equal rights.
-ctypedef shared_ptr[vector[cydriver.CUmemAccessDesc]] Rights
-
-cdef cppclass Reservation:
-    CUdeviceptr base
-    size_t size
-
-# One chunk of physical memory, mapped at one place. The driver counts a chunk's mappings and references, so two
-# mappings of one chunk (while a range moves) need no count of their own here.
-cdef cppclass Mapping:
-    CUdeviceptr address
-    size_t size
-    Rights rights
-
-# What the driver has handed out and must get back. This is the only description of an undo there is.
-cdef cppclass Parts:
-    vector[Reservation] reservations
-    vector[Mapping] mappings
-    vector[AllocationHandle] references
-
-cdef cppclass ChunkRequest:
-    size_t size
-    cydriver.CUmemAllocationProp properties
-    Rights rights
 
 cdef enum:
     GROW_FAILED = 0
     GROWN = 1
     GROW_ELSEWHERE = 2  # the driver gave other addresses than the adjacent ones
-
-cdef Parts* new_parts() except NULL
-cdef void del_parts(Parts* parts) noexcept nogil
-cdef bint parts_are_empty(Parts* parts) noexcept nogil
-cdef void move_parts(Parts* source, Parts* target) noexcept nogil
-cdef bint return_parts(Parts* parts, Failure* failure) noexcept nogil
-cdef dict live_parts()
 
 cdef class VirtualRange:
     cdef atomic[uint64_t] word

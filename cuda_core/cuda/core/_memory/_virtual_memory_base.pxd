@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._indexed_resource cimport IndexedResource
+from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure
+from cuda.core._memory._virtual_range cimport VirtualRange
+from cuda.core._stream_handle cimport StreamHandle
+
+cdef class VirtualMemoryBase(IndexedResource):
+    cdef readonly object config
+    cdef int _ordinal
+    cdef int _revision
+    cdef size_t _granularity
+    cdef ChunkRequest _request
+    cdef tuple _facts
+    cdef list _leftovers    # ranges of failed allocations that could not be undone
+    cdef dict __dict__
+    cdef object _options(self)
+    cdef int _refresh(self) except -1
+    cdef int _retry_leftovers(self) except -1
+    cdef object _failed(self, VirtualRange range_, Failure failure)
+    cdef int _return_parts(self, VirtualRange range_, Record record, StreamHandle* order) except -1
+    cdef int _queue_parts(self, Record record, StreamHandle* order, int waiting, bint refused) except -1
+
+cdef int return_range(Record record, StreamHandle* order, int waiting) except -1
+cdef bint worth_another_try(Failure* failure) noexcept nogil

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a virtual memory resource is before it allocates: its options, and how it returns what its ranges hold."""
+
+cimport cython
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uintptr_t
+
+from cuda.core._driver cimport driver_is_the_parents, error_for, is_finalizing, is_hopeless
+from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, Record
+from cuda.core._memory._arguments cimport device_argument
+from cuda.core._memory._memory_resource cimport MemoryResource
+from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
+from cuda.core._memory._ownership cimport STATE_OWNED, fresh
+from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, keep_refused, new_job
+from cuda.core._memory._release cimport must_queue, report, wait_for_order
+from cuda.core._memory._virtual_memory_request cimport check_fit, facts_of, prepare_request
+from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure, Parts, del_parts, new_parts, return_parts
+from cuda.core._memory._virtual_range cimport VirtualRange
+from cuda.core._stream_handle cimport StreamHandle
+
+from cuda.core._errors import CUDAError
+from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
+from cuda.core.typing import VirtualMemoryLocationType
+
+# Set by the device module when it is imported; modules below it cannot import it.
+device_factory = None
+
+
+cdef bint worth_another_try(Failure* failure) noexcept nogil:
+    """Whether memory was short and the queue has given some back. The failure is then forgotten."""
+    if failure.result != cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY or not drain_for_memory():
+        return False
+    failure.function = NULL
+    return True
+
+
+cdef bint _give_back(void* data, Failure* failure) noexcept nogil:
+    return return_parts(<Parts*>data, failure)
+
+
+cdef bint _discard(void* data, Failure* failure) noexcept nogil:
+    del_parts(<Parts*>data)
+    return True
+
+
+cdef int return_range(Record record, StreamHandle* order, int waiting) except -1:
+    """The deleter of virtual memory: after the ordering stream, every part of the range by its own record."""
+    cdef VirtualMemoryBase resource = record.resource
+    if record.range.is_empty():
+        resource._retry_leftovers()
+        return CLOSE_DONE
+    if must_queue(order, waiting):
+        return resource._queue_parts(record, order, waiting, False)
+    try:
+        resource._return_parts(record.range, record, order)
+    except CUDAError as error:
+        if waiting != LAST_LOAN or is_hopeless(<cydriver.CUresult><int>error.result):
+            raise
+        # The buffer was closed before, so nobody will close it again: the queue has to go on.
+        resource._queue_parts(record, order, waiting, True)
+        report(
+            f"{record.describe()} could not be returned: {error}. It stays allocated until a later attempt succeeds."
+        )
+        return CLOSE_QUEUED
+    return CLOSE_DONE
+
+
+# No gc_clear: a buffer that is collected together with its resource still needs the resource's tables.
+@cython.no_gc_clear
+cdef class VirtualMemoryBase(IndexedResource):
+    """What is common to everything that a :class:`VirtualMemoryResource` does."""
+
+    def __cinit__(self):
+        self._leftovers = []
+        self._revision = -1
+        self._ordinal = -1
+
+    def __init__(self, device_id, config=None):
+        if self._revision >= 0:
+            raise RuntimeError(f"this {type(self).__name__} was made already, and buffers may depend on what it is")
+        options = VirtualMemoryResourceOptions._accept(config, "config")
+        cdef int ordinal = device_argument(device_id)
+        cdef tuple facts = facts_of(ordinal)
+        check_fit(ordinal, facts, options)
+        self._ordinal = ordinal
+        self._facts = facts
+        self.config = options
+        self._refresh()
+
+    def __dealloc__(self):
+        cdef Failure ignored
+        cdef VirtualRange range_
+        ignored.function = NULL
+        if <void*>self._leftovers == NULL:  # the constructor of a base class failed, before there were any fields
+            return
+        if self._leftovers and not is_finalizing() and not driver_is_the_parents():
+            for range_ in self._leftovers:
+                range_.return_all(&ignored)
+
+    # -- configuration ---------------------------------------------------------------------------------------------
+
+    cdef object _options(self):
+        """Return the options; RuntimeError where a subclass has forgotten to call the constructor."""
+        if self.config is None:
+            raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
+        return self.config
+
+    cdef int _refresh(self) except -1:
+        """Prepare the resource's own request again if an option was assigned since."""
+        cdef ChunkRequest request
+        cdef size_t granularity = 0
+        cdef int revision
+        revision = self._options()._revision
+        # The node of "host_numa_current" is the calling thread's, so it is looked up each time.
+        if revision == self._revision and self.config.location_type != VirtualMemoryLocationType.HOST_NUMA_CURRENT:
+            return 0
+        check_fit(self._ordinal, self._facts, self.config)
+        prepare_request(self._ordinal, self.config, &request, &granularity)
+        self._request = request
+        self._granularity = granularity
+        self._revision = revision
+        return 0
+
+    @property
+    def device(self):
+        """Device or None: the device whose memory is allocated; None for memory of the host."""
+        if self._options().location_type != VirtualMemoryLocationType.DEVICE:
+            return None
+        return device_factory(self._ordinal)
+
+    @property
+    def device_id(self):
+        """int: ordinal of the device whose memory is allocated; -1 for memory of the host."""
+        return self._ordinal if self._options().location_type == VirtualMemoryLocationType.DEVICE else -1
+
+    @property
+    def is_device_accessible(self):
+        """bool: whether a device can use the memory, by its own or a peer's rights."""
+        if self._options().location_type == VirtualMemoryLocationType.DEVICE:
+            return True
+        return bool(self.config.peers) and self.config.peer_access is not None
+
+    @property
+    def is_host_accessible(self):
+        """bool: whether the host can use the memory."""
+        return self._options().location_type != VirtualMemoryLocationType.DEVICE
+
+    def __repr__(self):
+        if self.config is None:
+            return f"<{type(self).__name__}, __init__ was not called>"
+        place = f"device {self._ordinal}" if self.device_id >= 0 else self.config.location_type.value
+        return f"<{type(self).__name__} on {place}, {len(self._holdings)} ranges>"
+
+    # -- what an allocation could not undo -----------------------------------------------------------------------
+
+    cdef object _failed(self, VirtualRange range_, Failure failure):
+        """Make the error of a failed allocation and keep what could not be undone."""
+        error = error_for(failure.result, failure.function)
+        if not range_.is_empty():
+            self._leftovers.append(range_)
+            report(
+                f"{type(self).__name__} on device {self._ordinal} could not undo all of a failed allocation "
+                f"({failure.function.decode()} failed first); it tries again at its next use"
+            )
+        return error
+
+    cdef int _retry_leftovers(self) except -1:
+        """Try again to return what failed allocations could not undo. Quiet: the failure was told when it happened."""
+        cdef VirtualRange range_
+        cdef Failure ignored
+        cdef list kept
+        cdef bint done
+        if not self._leftovers:
+            return 0
+        with cython.critical_section(self):
+            leftovers, self._leftovers = self._leftovers, []
+        kept = []
+        for range_ in leftovers:
+            ignored.function = NULL
+            with nogil:
+                done = range_.return_all(&ignored)
+            if not done:
+                kept.append(range_)
+        self._leftovers.extend(kept)
+        return 0
+
+    # -- release ---------------------------------------------------------------------------------------------------
+
+    cdef int _return_parts(self, VirtualRange range_, Record record, StreamHandle* order) except -1:
+        """Return everything that a range holds, after the work in ``order``."""
+        cdef Failure failure
+        cdef Holding holding
+        cdef bint done
+        failure.function = NULL
+        try:
+            wait_for_order(order)
+        except CUDAError as error:
+            # Where the context is dead nothing runs any more. Virtual memory outlives it and can be returned.
+            if not is_hopeless(<cydriver.CUresult><int>error.result):
+                raise
+        holding = self.begin_free(record) if record is not None else None
+        range_.gather_late()
+        with nogil:
+            done = range_.return_all(&failure)
+        self.end_free(holding, not range_.holds_base())
+        if not done:
+            raise error_for(failure.result, failure.function)
+        self._retry_leftovers()
+        return 0
+
+    cdef int _queue_parts(self, Record record, StreamHandle* order, int waiting, bint refused) except -1:
+        """Hand everything that a range holds to the queue, to be returned behind a stream or tried again some time."""
+        cdef VirtualRange range_ = record.range
+        cdef Parts* parts = new_parts()
+        cdef Job* job
+        try:
+            job = new_job(_give_back, _discard, parts, record, order)
+        except BaseException:
+            del_parts(parts)
+            raise
+        job.once = waiting == NEVER_WAIT
+        holding = self.begin_free(record)
+        range_.gather_late()
+        range_.give_parts_away(parts)
+        try:
+            if refused:
+                keep_refused(job)
+            else:
+                enqueue(job)
+        except BaseException:
+            range_.take_parts_back(parts)
+            self.end_free(holding, False)
+            discard_job(job)
+            raise
+        self.end_free(holding, True)
+        return CLOSE_QUEUED
+
+    cdef int begin_owning(self, Record buffer) except -1:
+        """Own memory that exists: a range of this resource that was handed over and comes back, or else one
+        reservation with one mapping of exactly the buffer's address and size."""
+        cdef Holding known = self._holdings.get(<size_t>buffer.pointer) if buffer.size else None
+        cdef VirtualRange range_
+        if known is not None and not known.being_freed and known.size == buffer.size and not known.range.is_empty():
+            buffer.begin(STATE_OWNED, known.range, known.range.word.load() >> 40)
+            return 0
+        range_ = VirtualRange.__new__(VirtualRange)
+        range_.word.store(fresh(STATE_OWNED, 0))
+        if buffer.size:
+            range_.adopt(buffer.pointer, buffer.size)
+        buffer.begin(STATE_OWNED, range_, 0)
+        return 0
+
+    cdef int ensure_same_kind(self, MemoryResource before) except -1:
+        cdef VirtualMemoryBase other
+        IndexedResource.ensure_same_kind(self, before)
+        other = before
+        if other.config.location_type != self.config.location_type:
+            raise ValueError(
+                f"mr allocates at {self.config.location_type.value!r}, the memory lies at "
+                f"{other.config.location_type.value!r}"
+            )
+        return 0
+
+    cdef int free_record(self, Record record, StreamHandle* order) except -1:
+        if record.range.is_empty():
+            return 0
+        return self._return_parts(record.range, record, order)
+
+    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
+        return self._return_parts(holding.range, None, order)
+
+    cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
+        cdef VirtualRange range_ = VirtualRange.__new__(VirtualRange)
+        range_.adopt(address, size)
+        try:
+            self._return_parts(range_, None, order)
+        except BaseException:
+            range_.abandon()
+            raise
+        return 0
