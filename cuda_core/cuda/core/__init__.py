@@ -30,6 +30,7 @@ from cuda.core._memory import (
     TransferredTo,
     VirtualMemoryResource,
     VirtualMemoryResourceOptions,
+    memory_report,
 )
 from cuda.core._stream import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Stream, StreamOptions
 from cuda.core._version import __version__
@@ -67,6 +68,7 @@ __all__ = [
     "VirtualMemoryResourceOptions",
     "__version__",
     "graph",
+    "memory_report",
     "utils",
 ]
 

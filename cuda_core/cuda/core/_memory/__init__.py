@@ -8,6 +8,7 @@ from cuda.core._memory._graph_memory_resource import GraphMemoryResource
 from cuda.core._memory._legacy import LegacyPinnedMemoryResource
 from cuda.core._memory._managed_buffer import ManagedBuffer
 from cuda.core._memory._managed_memory_resource import ManagedMemoryResource, ManagedMemoryResourceOptions
+from cuda.core._memory._memory_report import memory_report
 from cuda.core._memory._memory_resource import MemoryResource
 from cuda.core._memory._ownership import Ownership, TransferredTo
 from cuda.core._memory._pinned_memory_resource import PinnedMemoryResource, PinnedMemoryResourceOptions
@@ -35,4 +36,5 @@ __all__ = [
     "TransferredTo",
     "VirtualMemoryResource",
     "VirtualMemoryResourceOptions",
+    "memory_report",
 ]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+from cpython.ref cimport PyObject
 from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libcpp.atomic cimport atomic
 
+from cuda.core._memory._live_list cimport Link
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport StreamHandle
 
@@ -23,6 +25,19 @@ cdef enum:
 # call can be made again.
 ctypedef int (*Deleter)(Record record, StreamHandle* order, int waiting) except -1
 
+# Beside the events of the table, what an observer is told of.
+cdef enum:
+    CHANGE_ALLOCATED = 0    # the record owns an allocation from now on
+    CHANGE_BORROWED = 1
+    CHANGE_TAKEN_BACK = 30  # as if it had not begun
+    CHANGE_GONE = 31        # the record is gone, and what it should have returned is still there
+
+# Told of each change of a word after it was made: the event, its verdict, and of a transfer the new owner's serial.
+# Called in the middle of things, from any thread: it may only write down.
+ctypedef void (*Observer)(Record record, int event, int verdict, uint64_t taker) noexcept nogil
+# Told of each new record, which stands for nothing yet. It may do what making an object may do.
+ctypedef void (*Witness)(uint64_t serial) noexcept
+
 # What an allocation keeps alive and no user needs to see; it stands in the place of an owner.
 cdef class Keeper:
     cdef object imported            # by what name the allocation came from another process; None for others
@@ -33,20 +48,19 @@ cdef class Record:
     cdef atomic[uint64_t] own_word
     cdef atomic[uint64_t]* word     # own_word, or the word of the range
     cdef uint32_t epoch
-    cdef uint32_t list_slot         # among the open records that no index knows; 0 for none
+    cdef atomic[uint32_t] claimant  # number of the thread that has claimed it; 0 for none
     cdef int16_t device_id
     cdef uint16_t generation        # of forks, when the record began
     cdef uint8_t left_to            # who took over what a range holds, once its epoch has passed this record's
-    cdef uint8_t counted            # among the records that must still return something
+    cdef uint8_t collected          # that its release was begun by a collection
     cdef uint8_t reported            # that it was dropped and could not be returned
     cdef uint8_t kept_by_collector    # a collection must not free it
     cdef uintptr_t pointer
     cdef size_t size
     cdef uint64_t serial
-    cdef uint64_t taker_serial
     cdef Deleter deleter            # NULL for a borrowed allocation
     cdef StreamHandle* stream
-    cdef atomic[unsigned long] claimant
+    cdef Link link                  # of the list of what is live: of all that must still return something
     cdef object resource
     cdef object owner
     cdef object entry               # its own in the index of its resource by address; None where it has none
@@ -58,9 +72,12 @@ cdef class Record:
     cdef int state(self) noexcept nogil
     cdef int taker(self) noexcept nogil
     cdef int apply(self, int event) noexcept nogil
+    cdef int commit_transfer(self, uint64_t taker) noexcept nogil
     cdef long open_loans(self) noexcept nogil
-    cdef unsigned long claiming_thread(self) noexcept nogil
-    cdef void set_claiming_thread(self, unsigned long thread) noexcept nogil
+    cdef uint32_t claiming_thread(self) noexcept nogil
+    cdef void set_claiming_thread(self, uint32_t thread) noexcept nogil
+    cdef uint64_t taker_serial(self) noexcept nogil
+    cdef void set_taker_serial(self, uint64_t serial) noexcept nogil
     cdef int ensure_usable(self) except -1
     cdef object refusal(self, int verdict, str what)
     cdef void copy_recipe(self, Record source) noexcept
@@ -70,3 +87,8 @@ cdef class Record:
     cdef str describe(self)
 
 cdef void record_ended(Record record) noexcept
+cdef void pass_place(Record record, Record heir) noexcept
+cdef list open_records_of(object resource)
+cdef PyObject* record_of(Link* link) noexcept nogil
+cdef void observe(Observer observer, Witness witness) noexcept nogil
+cdef uint64_t newest_serial() noexcept nogil

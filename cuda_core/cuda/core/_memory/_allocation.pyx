@@ -3,18 +3,24 @@
 
 The record is the C base class of ``Buffer``. It keeps everything that a free needs (address, size, resource, stream,
 range), so that a buffer can be returned after the program has dropped all of those.
+
+While a record must still return something it is on the list of what is live. Every change of its word passes here, so
+this is also where an observer hears of it.
 """
 
 cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libcpp.atomic cimport atomic, memory_order_release
 
 from cuda.core._fork cimport fork_generation
 from cuda.core._memory._chains cimport keep, let_go
+from cuda.core._memory._live_list cimport Link, enter_live, leave_live, live_count, visit_live
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EPOCH_MASK,
+    EVENT_COMMIT_TRANSFER,
     EVENT_USE,
     LOST_BIT,
     STATE_OWNED,
@@ -26,11 +32,11 @@ from cuda.core._memory._ownership cimport (
     VERDICT_GO,
     VERDICT_HAS_LOANS,
     VERDICT_NOT_OWNER,
+    commit_shared_transfer,
     fresh,
     state_of,
     step,
 )
-from cuda.core._memory._record_slots cimport leave_slot
 from cuda.core._memory._virtual_parts cimport live_parts
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport drop_stream, release_stream, retain_stream
@@ -39,23 +45,97 @@ from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._ownership import Ownership, TransferredTo
 
+cdef extern from *:
+    """
+    #define cuda_core_is_going(object) (Py_REFCNT(object) == 0)
+    """
+    bint _is_going "cuda_core_is_going"(PyObject*) noexcept
+
+cdef extern from "Python.h":
+    void _Py_INCREF "Py_INCREF"(PyObject*) noexcept
+    void _Py_DECREF "Py_DECREF"(PyObject*) noexcept
+
 cdef atomic[uint64_t] _serial
-cdef atomic[long] _live
+# What is told of a change; NULL while nobody listens. An observer, once set, may be called for a moment after it was
+# taken back, by a thread that has looked before.
+cdef Observer _observer = NULL
+cdef Witness _witness = NULL
+
+
+cdef void observe(Observer observer, Witness witness) noexcept nogil:
+    """Have an observer told of every change of a word, and a witness of every new record. NULL: nobody."""
+    global _observer, _witness
+    _observer = observer
+    _witness = witness
+
+
+cdef uint64_t newest_serial() noexcept nogil:
+    return _serial.load()
 
 
 def live_memory():
     """Return how many records must still return something, and what the ranges among them hold."""
     counts = live_parts()
-    counts["buffers"] = _live.load()
+    counts["buffers"] = live_count()
     return counts
 
 
 cdef void record_ended(Record record) noexcept:
-    """Count one record less: what it owned was returned, lost, or passed to another record."""
-    with cython.critical_section(record):
-        if record.counted:
-            record.counted = 0
-            _live.fetch_sub(1)
+    """Take a record off the list of what is live: what it owned was returned, lost, or passed to another record.
+
+    It comes before the record forgets its resource, so that whoever looks through the list finds those alive.
+    """
+    leave_live(&record.link, record.serial)
+
+
+cdef void pass_place(Record record, Record heir) noexcept:
+    """Put the heir of a record, which has its serial number, on the list in its place."""
+    if leave_live(&record.link, record.serial):
+        enter_live(&heir.link, heir.serial)
+
+
+cdef struct _Wanted:
+    PyObject* resource
+    PyObject** records
+    long room
+    long found
+
+
+cdef void _note_record(Link* link, void* data) noexcept:
+    cdef _Wanted* wanted = <_Wanted*>data
+    cdef PyObject* record = record_of(link)
+    # The callbacks of the weak references of a record that is going run before it has left the list, and whoever takes
+    # a reference to it then ends it twice.
+    if <PyObject*>(<Record>record).resource == wanted.resource and not _is_going(record):
+        if wanted.found < wanted.room:
+            _Py_INCREF(record)
+            wanted.records[wanted.found] = record
+        wanted.found += 1
+
+
+cdef list open_records_of(object resource):
+    """Return the records that must still return something to a resource."""
+    cdef _Wanted wanted
+    cdef list records = []
+    cdef long index
+    wanted.resource, wanted.room, wanted.found = <PyObject*>resource, 0, 1
+    while wanted.found > wanted.room:  # what is live may have become more while there was memory to be found for it
+        wanted.room = live_count() + 64
+        wanted.found = 0
+        wanted.records = <PyObject**>malloc(wanted.room * sizeof(PyObject*))
+        if wanted.records == NULL:
+            raise MemoryError("no memory for a list of open buffers")
+        visit_live(_note_record, &wanted)
+        try:
+            for index in range(min(wanted.found, wanted.room)):
+                records.append(<object>wanted.records[index])
+        finally:
+            for index in range(min(wanted.found, wanted.room)):
+                _Py_DECREF(wanted.records[index])
+            free(wanted.records)
+        if wanted.found > wanted.room:
+            records.clear()
+    return records
 
 
 class FreeFunction:
@@ -90,12 +170,14 @@ cdef class Record:
         self.device_id = -1
         self.generation = fork_generation()
         self.serial = _serial.fetch_add(1) + 1
+        if _witness != NULL:
+            _witness(self.serial)
 
     def __dealloc__(self):
-        leave_slot(self.list_slot)
         if self.owner is not None and isinstance(self.owner, Keeper) and self.state() == STATE_OWNED:
             (<Keeper>self.owner).let_out()  # what stays allocated now, nobody returns
-        record_ended(self)  # counted still if its release failed, or the interpreter is going
+        if leave_live(&self.link, self.serial) and _observer != NULL:  # its release failed, or the interpreter is going
+            _observer(self, CHANGE_GONE, VERDICT_GO, 0)
         release_stream(self.stream)
         self.stream = NULL
 
@@ -108,12 +190,15 @@ cdef class Record:
             self.word = &range.word
             self.epoch = epoch
         if state == STATE_OWNED:
-            self.counted = 1
-            _live.fetch_add(1)
+            enter_live(&self.link, self.serial)
+        if _observer != NULL:
+            _observer(self, CHANGE_ALLOCATED if state == STATE_OWNED else CHANGE_BORROWED, VERDICT_GO, 0)
 
     cdef void begin_nothing(self) noexcept:
         """Take the beginning back: what it stood for is again whose it was."""
         record_ended(self)
+        if _observer != NULL:
+            _observer(self, CHANGE_TAKEN_BACK, VERDICT_GO, 0)
         self.word = &self.own_word
         self.own_word.store(fresh(STATE_RELEASED, 0))
         self.epoch = 0
@@ -146,19 +231,42 @@ cdef class Record:
         if self.generation != fork_generation():
             # The child of a fork is alone with its copy of the word, which may have been in any situation.
             self.word.store((self.word.load() & EPOCH_MASK) | LOST_BIT | STATE_RELEASED)
-        return step(self.word, self.epoch, event)
+        cdef int verdict = step(self.word, self.epoch, event)
+        if _observer != NULL:
+            _observer(self, event, verdict, 0)
+        return verdict
+
+    cdef int commit_transfer(self, uint64_t taker) noexcept nogil:
+        """Commit a transfer that was claimed, to the record with this serial number; 0 for foreign code."""
+        cdef int verdict
+        if self.word == &self.own_word:
+            verdict = step(self.word, self.epoch, EVENT_COMMIT_TRANSFER)
+        else:
+            verdict = commit_shared_transfer(self.word, self.epoch)
+        if _observer != NULL:
+            _observer(self, EVENT_COMMIT_TRANSFER, verdict, taker)
+        return verdict
 
     cdef long open_loans(self) noexcept nogil:
         return (self.word.load() >> 16) & 0xFFFFFF
 
-    cdef unsigned long claiming_thread(self) noexcept nogil:
+    cdef uint32_t claiming_thread(self) noexcept nogil:
         return self.claimant.load() if self.word == &self.own_word else (<VirtualRange>self.range).claimant.load()
 
-    cdef void set_claiming_thread(self, unsigned long thread) noexcept nogil:
+    cdef void set_claiming_thread(self, uint32_t thread) noexcept nogil:
         if self.word == &self.own_word:
             self.claimant.store(thread, memory_order_release)
         else:
             (<VirtualRange>self.range).claimant.store(thread, memory_order_release)
+
+    cdef uint64_t taker_serial(self) noexcept nogil:
+        """Return the serial number of the record that took the allocation over; 0 where there is none."""
+        return <uint64_t>self.link.before if self.link.next == NULL else 0
+
+    cdef void set_taker_serial(self, uint64_t serial) noexcept nogil:
+        """Write down who took it over. The record has left the list, and never comes back to it."""
+        if self.link.next == NULL:
+            self.link.before = <Link*>serial
 
     cdef int ensure_usable(self) except -1:
         """Raise OwnershipError unless the buffer is open and nobody is releasing or moving it."""
@@ -178,7 +286,7 @@ cdef class Record:
                 lost = ", lost" if self.is_lost() else ""
                 return OwnershipError(f"Buffer has been closed: it is RELEASED{lost} ({self.describe()})")
             taker = TransferredTo(self.taker()).name
-            went = f" into buffer #{self.taker_serial}" if self.taker_serial else ""
+            went = f" into buffer #{self.taker_serial()}" if self.taker_serial() else ""
             return OwnershipError(f"Buffer has been closed: it is TRANSFERRED, {taker}{went} ({self.describe()})")
         if verdict == VERDICT_NOT_OWNER:
             return OwnershipError(f"a BORROWED buffer cannot be {what}: somebody else owns it ({self.describe()})")
@@ -206,19 +314,14 @@ cdef class Record:
         """Drop what the free needed, once it is done or passed on."""
         cdef StreamHandle* stream
         cdef PyObject* owner = NULL
-        cdef uint32_t slot
         with cython.critical_section(self):
             stream = self.stream
-            slot = self.list_slot
             if self.owner is not None:
                 owner = keep(self.owner)
-            self.list_slot = 0
             self.stream = NULL
             self.resource = None
             self.owner = None
             self.entry = None
-        if slot:
-            leave_slot(slot)
         drop_stream(stream)
         if owner != NULL:
             let_go(owner)  # a slice of a slice of a slice
@@ -261,3 +364,16 @@ cdef class Record:
 
 
 _STATES = tuple(Ownership(number) for number in range(4))
+
+
+cdef Py_ssize_t _find_link() except -1:
+    cdef Record record = Record.__new__(Record)
+    return <char*>&record.link - <char*><PyObject*>record
+
+
+cdef Py_ssize_t _LINK_OFFSET = _find_link()
+
+
+cdef PyObject* record_of(Link* link) noexcept nogil:
+    """Return the record that a link lies in."""
+    return <PyObject*>(<char*>link - _LINK_OFFSET)

@@ -7,8 +7,9 @@ from cuda.core._stream_handle cimport StreamHandle
 
 cdef class Buffer(Record):
     cdef object __weakref__
-    cdef object descriptor      # for other processes, once it was asked for
-    cdef object imported        # by what name it came from another process; it stays when the buffer is closed
+    # How other processes know the memory: its descriptor, once it was asked for; of an import, by what name it came,
+    # which stays when the buffer is closed.
+    cdef object known_as
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream)
 cdef int take_handle(Buffer self, object ptr, object size, object mr, object owner, object stream,

@@ -29,7 +29,6 @@ from cuda.core._memory._ownership cimport (
 )
 from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._memory._queue cimport wait_for_room
-from cuda.core._memory._record_slots cimport leave_slot
 from cuda.core._memory._release cimport release_from_collection, report
 from cuda.core._memory._transfer cimport Allocation, hand_over
 from cuda.core._stream cimport Stream, Stream_accept, bind_default_stream, bind_stream, stream_for_python
@@ -180,8 +179,6 @@ cdef class Buffer(Record):
     def __dealloc__(self):
         # A backstop. An object whose __del__ did not run (another class's __del__ hid it) still asks the same word.
         # A Python-defined resource cannot be asked from here: in a reference cycle it may already be emptied.
-        leave_slot(self.list_slot)  # nobody may find an object that is going
-        self.list_slot = 0
         if self.deleter != ask_python and self.deleter != ask_function:
             release_from_collection(self)
         elif self.state() == STATE_OWNED and not self.reported and not is_finalizing():
@@ -701,17 +698,17 @@ cdef class Buffer(Record):
             If the driver refuses.
         """
         self.ensure_usable()
-        if self.imported is not None:
-            return self.imported.descriptor
-        if self.descriptor is None:
+        if self.known_as is not None and not isinstance(self.known_as, IPCBufferDescriptor):
+            return self.known_as.descriptor
+        if self.known_as is None:
             if self.state() == STATE_BORROWED or not isinstance(self.resource, MemoryResource):
                 raise RuntimeError(f"the memory is of no resource that could share it ({self.describe()})")
             lend(self, "exported")
             try:
-                self.descriptor = (<MemoryResource>self.resource).export_buffer(self)
+                self.known_as = (<MemoryResource>self.resource).export_buffer(self)
             finally:
                 end_loan(self)
-        return self.descriptor
+        return self.known_as
 
     @classmethod
     def from_ipc_descriptor(cls, mr, ipc_descriptor, *, stream):
@@ -780,8 +777,8 @@ cdef class Buffer(Record):
         raise TypeError(f"a {type(self).__name__} cannot be copied: it stands for one allocation; see copy_to")
 
     def __reduce__(self):
-        if self.imported is not None:
-            return Buffer._reduce_helper, (self.imported.resource_or_name(), self.imported.descriptor)
+        if self.known_as is not None and not isinstance(self.known_as, IPCBufferDescriptor):
+            return Buffer._reduce_helper, (self.known_as.resource_or_name(), self.known_as.descriptor)
         descriptor = self.ipc_descriptor
         return Buffer._reduce_helper, (self.resource, descriptor)
 
@@ -946,7 +943,7 @@ cdef Buffer _take(Record source, object mr, str what):
         entry = after.prepare_entry(source, buffer)
     hand_over(source, buffer, TAKER_MOVED, what)
     if isinstance(buffer.owner, Keeper):
-        buffer.imported = (<Keeper>buffer.owner).imported
+        buffer.known_as = (<Keeper>buffer.owner).imported
     if after is not None:
         buffer.resource = after
         buffer.deleter = after.deleter

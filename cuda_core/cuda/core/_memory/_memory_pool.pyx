@@ -5,11 +5,11 @@ import uuid
 
 cimport cython
 from cuda.bindings cimport cydriver
-from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdint cimport uintptr_t
 from libc.string cimport strcmp
 
 from cuda.core._driver cimport check, ensure_driver
-from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, Record
+from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, Keeper, Record, open_records_of
 from cuda.core._memory._arguments cimport size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._indexed_resource cimport HELD_BY_NOBODY, Holding, IndexedResource
@@ -19,7 +19,6 @@ from cuda.core._memory._pending_frees cimport PendingFrees
 from cuda.core._memory._pool_handle cimport PoolReference, current_pool, destroy_pool, frees_of, make_pool, pool_is_idle
 from cuda.core._memory._pool_release cimport ensure_freed, free_in_order, may_be_queued, queue_free
 from cuda.core._memory._queue cimport drain_for_memory, wait_a_moment
-from cuda.core._memory._record_slots cimport enter_slot, leave_slot, record_in_slot, slot_count
 from cuda.core._memory._transfer cimport Allocation
 from cuda.core._stream cimport Stream, Stream_accept, bind_stream
 from cuda.core._stream_handle cimport (
@@ -105,6 +104,10 @@ cdef int return_to_pool(Record record, StreamHandle* order, int waiting) except 
         if resource._holdings is not None:  # an index was built meanwhile, without what was being freed
             resource.remember(record)
         raise
+
+
+cdef bint _is_import(Record record) noexcept:
+    return isinstance(record.owner, Keeper) and (<Keeper>record.owner).imported is not None
 
 
 cdef bint _is_context_gone_here(cydriver.CUresult result, const char* function) noexcept nogil:
@@ -331,9 +334,6 @@ cdef class _MemPool(IndexedResource):
             raise TypeError(f"{type(self).__name__} is of another process: buffers are imported here, not allocated")
         if wanted:
             buffer.owner = self._reference  # the pool stays while this call is under way
-            if self._holdings is None:
-                # Before the call: nothing may fail between the driver's answer and its record.
-                buffer.list_slot = enter_slot(<void*>buffer)
             with nogil:
                 result = _allocate(pool, wanted, order, &address, &function)
             if result != cydriver.CUresult.CUDA_SUCCESS:
@@ -462,55 +462,39 @@ cdef class _MemPool(IndexedResource):
 
     cdef int ensure_index(self) except -1:
         """Build the index of owners by address, of all that is open. From now on it is kept up to date."""
-        cdef uint32_t slot
-        cdef void* found
         cdef list records
         if self._holdings is not None:
             return 0
-        records = []
-        for slot in range(1, slot_count()):
-            found = record_in_slot(slot)
-            if found == NULL or (<Record>found).resource is not self:
-                continue
-            if not (<Record>found).word.load() & CLAIM_MASK:  # else it is being freed at this moment
-                records.append(<Record>found)
+        records = open_records_of(self)
         self._holdings = {}
         try:
             for record in records:
-                # Making entries may run finalizers: by now it may be closed, or being freed.
+                # What is claimed is being freed at this moment. Making entries may run finalizers: by now it may be
+                # closed. An import is known by the name that it came by.
                 if (
                     (<Record>record).resource is self
-                    and (<Record>record).pointer  # else it is being allocated
                     and not (<Record>record).word.load() & CLAIM_MASK
+                    and not _is_import(record)
                 ):
                     self.remember(record)
         except BaseException:  # half an index would call addresses unknown that have an owner
             self._give_index_up()
             raise
-        for record in records:
-            if (<Record>record).entry is not None:
-                leave_slot((<Record>record).list_slot)
-                (<Record>record).list_slot = 0
         return 0
 
     cdef int _give_index_up(self) except -1:
-        """Go back to the list of open records, with what was entered meanwhile."""
+        """Go back to the list of what is live, where all owners are."""
         cdef Record record
         holdings, self._holdings = self._holdings, None
         for holding in holdings.values():
             record = (<Holding>holding).record()
             if record is not None and record.entry is holding:
                 record.entry = None
-                self.note(record)
         return 0
 
     cdef int note(self, Record record) except -1:
-        """Let a new owner be found: by the index where there is one, else in the list of open records."""
-        if self._holdings is not None:
-            return self.remember(record)
-        if not record.list_slot:
-            record.list_slot = enter_slot(<void*>record)
-        return 0
+        """Let a new owner be found: by the index where there is one, else it is on the list of what is live."""
+        return self.remember(record) if self._holdings is not None else 0
 
     cdef int own(self, Record buffer) except -1:
         cdef Holding before

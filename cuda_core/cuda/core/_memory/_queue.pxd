@@ -17,8 +17,27 @@ cdef enum Readiness:
 
 ctypedef Readiness (*JobQuestion)(void* data) noexcept nogil
 
+# What an observer is told of a release that was queued, beside the changes of ownership words.
+cdef enum QueueChange:
+    CHANGE_QUEUED = 40
+    CHANGE_RETURNED = 41    # by the reaper
+    CHANGE_REFUSED = 42     # it stays with the queue
+    CHANGE_JOB_LOST = 43
+
+ctypedef void (*QueueObserver)(uint64_t serial, QueueChange change) noexcept nogil
+
+cdef enum JobStanding:
+    WAITING
+    REFUSED     # tried again after later releases
+    GIVEN_UP    # never tried again
+
 cdef struct Job:
     Job* next
+    Job* known_next            # among all releases that the queue answers for
+    Job* known_before
+    bint known
+    JobStanding standing
+    char resource[48]          # name of the type that the memory came from, cut if need be
     StreamHandle* order
     JobQuestion may_be_done    # NULL: when its streams are idle
     JobFunction give_back
@@ -48,3 +67,4 @@ cdef int wait_for_room() except -1
 cdef void wait_a_moment() noexcept
 cdef bint drain_for_memory() noexcept nogil
 cpdef dict queue_counts()
+cdef void observe_queue(QueueObserver observer) noexcept nogil

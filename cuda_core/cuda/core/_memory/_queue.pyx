@@ -16,7 +16,8 @@ import warnings
 from cuda.bindings cimport cydriver
 from libc.errno cimport EAGAIN, ENOMEM
 from libc.stdint cimport uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport strncpy, strrchr
 from libcpp.atomic cimport atomic, memory_order_relaxed
 
 from cuda.core._context cimport context_is_gone
@@ -59,6 +60,12 @@ cdef extern from "<time.h>" nogil:
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
 
+cdef extern from *:
+    """
+    #define cuda_core_type_name(object) (Py_TYPE(object)->tp_name)
+    """
+    const char* _type_name "cuda_core_type_name"(object) noexcept
+
 cdef int _LIMIT = 1024  # how many jobs may be queued before an explicit close waits for older ones
 
 cdef pthread_mutex_t _mutex
@@ -79,6 +86,8 @@ cdef atomic[long] _given_up_count
 cdef atomic[long] _stuck_count  # changed under the mutex, looked at without it
 cdef long _releases_seen = 0    # since the stuck ones were tried last
 cdef long _patience = 1         # how many to let pass before the next try: what is refused for good must not cost much
+cdef Job* _known = NULL         # every release that is waiting or refused, also those in the reaper's hands
+cdef QueueObserver _observer = NULL
 cdef long _blocked_count = 0    # of the waiting ones, how many were found behind a capture or a failure to ask
 
 
@@ -98,7 +107,10 @@ cdef void _after_fork_in_parent() noexcept nogil:
 cdef void _after_fork_in_child() noexcept nogil:
     """The reaper is not in the child, and the jobs are the parent's: forget them."""
     global _running, _jobs, _last, _stuck, _given_up, _lost, _ended_jobs, _job_count, _blocked_count, _in_driver
+    global _known, _observer
     _init_locks()
+    _known = NULL
+    _observer = NULL
     _running = False
     _jobs = NULL
     _last = NULL
@@ -323,6 +335,7 @@ cdef void* _reap(void* unused) noexcept nogil:
                 pthread_mutex_lock(&_mutex)
                 _job_count -= 1
                 if job.failure.function == NULL:
+                    _forget_job(job, CHANGE_RETURNED)
                     if job.order == NULL:
                         free(job)
                     else:
@@ -330,6 +343,7 @@ cdef void* _reap(void* unused) noexcept nogil:
                         _ended_jobs = job
                         Py_AddPendingCall(_settle, NULL)
                 elif job.lost:
+                    _forget_job(job, CHANGE_JOB_LOST)
                     job.next = _lost
                     _lost = job
                     Py_AddPendingCall(_settle, NULL)
@@ -379,6 +393,8 @@ cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data, Record
                   StreamHandle* order) except NULL:
     """Make a job for what a record owns, behind a stream. It is told of by the record's facts."""
     cdef Job* job = <Job*>calloc(1, sizeof(Job))
+    cdef const char* name
+    cdef const char* dot
     if job == NULL:
         raise MemoryError("no memory for a queued release")
     job.give_back = give_back
@@ -387,6 +403,10 @@ cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data, Record
     job.order = retain_stream(order)
     job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
     job.place = place_of(record)
+    if record.resource is not None:
+        name = _type_name(record.resource)  # not asked of Python: a release needs no memory of its
+        dot = strrchr(name, 46)
+        strncpy(job.resource, name if dot == NULL else dot + 1, sizeof(job.resource) - 1)
     return job
 
 
@@ -410,9 +430,51 @@ cdef int _start_reaper() noexcept nogil:
     return failed
 
 
+cdef void observe_queue(QueueObserver observer) noexcept nogil:
+    """Have an observer told of queued releases, by their serial numbers; it may only write down. NULL: nobody."""
+    global _observer
+    pthread_mutex_lock(&_mutex)
+    _observer = observer
+    pthread_mutex_unlock(&_mutex)
+
+
+cdef void _know_job(Job* job, QueueChange change) noexcept nogil:
+    """Count a release among those that the queue answers for, and tell of it. The mutex is held."""
+    global _known
+    if not job.serial:
+        return  # not the release of a buffer
+    if not job.known:
+        job.known = True
+        job.known_before = NULL
+        job.known_next = _known
+        if _known != NULL:
+            _known.known_before = job
+        _known = job
+    if _observer != NULL:
+        _observer(job.serial, change)
+
+
+cdef void _forget_job(Job* job, QueueChange change) noexcept nogil:
+    """The opposite: it has ended. The mutex is held."""
+    global _known
+    if not job.known:
+        return
+    job.known = False
+    if job.known_before != NULL:
+        job.known_before.known_next = job.known_next
+    else:
+        _known = job.known_next
+    if job.known_next != NULL:
+        job.known_next.known_before = job.known_before
+    if _observer != NULL:
+        _observer(job.serial, change)
+
+
 cdef void _append(Job* job) noexcept nogil:
     """Put a job behind the waiting ones. The mutex is held."""
     global _jobs, _last, _job_count
+    job.standing = WAITING
+    _know_job(job, CHANGE_QUEUED)
     job.next = NULL
     if _last == NULL:
         _jobs = job
@@ -425,6 +487,8 @@ cdef void _append(Job* job) noexcept nogil:
 cdef void _add_stuck(Job* job) noexcept nogil:
     """Keep a job that was refused. The mutex is held."""
     global _stuck, _given_up, _patience
+    job.standing = GIVEN_UP if job.once else REFUSED
+    _know_job(job, CHANGE_REFUSED)
     if job.once:
         job.next = _given_up
         _given_up = job
@@ -555,6 +619,70 @@ cpdef dict queue_counts():
         jobs = _job_count
         pthread_mutex_unlock(&_mutex)
     return {"queued": jobs, "stuck": _stuck_count.load() + _given_up_count.load()}
+
+
+cdef struct _Copy:
+    uint64_t serial
+    uintptr_t pointer
+    size_t size
+    size_t place
+    JobStanding standing
+    char resource[48]
+
+
+cdef long _copy_known(_Copy* copies, long room) noexcept nogil:
+    """Copy what is known of each release, as far as there is room; return how many there are."""
+    cdef long count = 0
+    cdef Job* job
+    pthread_mutex_lock(&_mutex)
+    job = _known
+    while job != NULL:
+        if count < room:
+            copies[count].serial, copies[count].pointer, copies[count].size = job.serial, job.pointer, job.size
+            copies[count].place, copies[count].standing = job.place, job.standing
+            strncpy(copies[count].resource, job.resource, sizeof(job.resource))
+        count += 1
+        job = job.known_next
+    pthread_mutex_unlock(&_mutex)
+    return count
+
+
+def queued_releases():
+    """Return what the queue answers for, the oldest first.
+
+    Returns
+    -------
+    list of tuple
+        Of each release the serial number of its buffer, the address, the size in bytes, a text that tells where the
+        memory lies, the name of the resource's type, and its standing: 0 waiting, 1 refused by the driver and to be
+        tried again, 2 refused and given up.
+    """
+    cdef long room = 0
+    cdef long count = 1
+    cdef long index
+    cdef _Copy* copies = NULL
+    cdef list found = []
+    while count > room:
+        free(copies)
+        room = count + 16
+        copies = <_Copy*>malloc(room * sizeof(_Copy))
+        if copies == NULL:
+            raise MemoryError("no memory for a list of queued releases")
+        with nogil:
+            count = _copy_known(copies, room)
+    try:
+        for index in range(count):
+            found.append((
+                copies[index].serial,
+                <size_t>copies[index].pointer,
+                copies[index].size,
+                describe_place(copies[index].place) if copies[index].place else "",
+                (<bytes>copies[index].resource).decode(errors="replace"),
+                <int>copies[index].standing,
+            ))
+        return sorted(found)
+    finally:
+        free(copies)
 
 
 def drain(timeout=None):

@@ -10,6 +10,7 @@ import warnings
 
 cimport cython
 from cuda.bindings cimport cydriver
+from libc.stdint cimport uint32_t
 
 from cuda.core._driver cimport check, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport (
@@ -22,6 +23,7 @@ from cuda.core._memory._allocation cimport (
     QUEUE_IF_BUSY,
     WAIT,
     Record,
+    pass_place,
     record_ended,
 )
 from cuda.core._memory._interrupts cimport is_interrupt, pass_on
@@ -54,8 +56,19 @@ from cuda.core._errors import CUDAError, CUDAWarning
 
 __all__ = ["CloseResult"]
 
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() noexcept nogil
+cdef extern from *:
+    """
+    #include <atomic>
+
+    /* Never 0, and half as long as what Python calls a thread by: every buffer has room for one. */
+    static unsigned cuda_core_thread_number(void) {
+        static std::atomic<unsigned> threads{0};
+        static thread_local unsigned number = 0;
+        while (!number) number = ++threads;
+        return number;
+    }
+    """
+    uint32_t _thread_number "cuda_core_thread_number"() noexcept nogil
 
 
 class CloseResult(enum.Enum):
@@ -125,7 +138,7 @@ cdef int release(Record record, int event, StreamHandle* order, int waiting) exc
             record.forget()
         return CLOSE_LENT
     if verdict == VERDICT_IN_PROGRESS:
-        return CLOSE_NOTHING if record.claiming_thread() == PyThread_get_thread_ident() else CLOSE_IN_PROGRESS
+        return CLOSE_NOTHING if record.claiming_thread() == _thread_number() else CLOSE_IN_PROGRESS
     if verdict == VERDICT_NOTHING:
         return CLOSE_NOTHING
     raise record.refusal(verdict, "closed")
@@ -137,8 +150,8 @@ cdef void _leave_to_heir(Record record, Record heir) noexcept:
         heir = Record.__new__(Record)
     heir.copy_recipe(record)
     heir.serial, heir.entry = record.serial, record.entry
-    heir.counted, record.counted = record.counted, 0
     heir.range, heir.word, heir.epoch = record.range, record.word, record.epoch
+    pass_place(record, heir)
     record.range.heir = heir
 
 
@@ -147,7 +160,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     cdef int outcome
     # The deleter may wait without the GIL, and another thread may replace the record's stream meanwhile.
     order = record.hold_stream() if order == NULL else retain_stream(order)
-    record.set_claiming_thread(PyThread_get_thread_ident())
+    record.set_claiming_thread(_thread_number())
     try:
         outcome = record.deleter(record, order, waiting)
     except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
@@ -205,6 +218,7 @@ cdef int release_from_collection(Record record) noexcept:
     if is_finalizing():
         # No Python may run, no stream is waited for: the process is about to give everything back by ending.
         return 0
+    record.collected = True
     try:
         if state == STATE_OWNED and record.deleter != NULL and _is_kept(record):
             if not record.reported:

@@ -369,15 +369,15 @@ cdef class _SharedPool(_MemPool):
             buffer = new_buffer(0, name.size, self, self._ordinal, _take(&order))
         finally:
             release_stream(order)
-        buffer.imported = _ImportedName(self, name)
+        buffer.known_as = _ImportedName(self, name)
         if not name.size:
             nothing = Keeper.__new__(Keeper)
-            nothing.imported = buffer.imported
+            nothing.imported = buffer.known_as
             buffer.owner = nothing
             buffer.begin(STATE_OWNED, None, 0)
             return buffer
         share = import_pointer(reference, name.payload)
-        share.imported = buffer.imported
+        share.imported = buffer.known_as
         buffer.pointer = share.pointer.address
         try:
             self._ensure_as_described(share, name.size)

@@ -8,12 +8,10 @@ from cuda.core._memory._allocation cimport Keeper, Record, record_ended
 from cuda.core._memory._ownership cimport (
     EVENT_ABORT_TRANSFER,
     EVENT_BEGIN_GROW,
-    EVENT_COMMIT_TRANSFER,
     STATE_OWNED,
     TAKER_DETACHED,
     TAKER_GROWN,
     VERDICT_GO,
-    commit_shared_transfer,
 )
 from cuda.core._memory._release cimport report
 from cuda.core._stream cimport streams_of
@@ -50,17 +48,18 @@ cdef void commit_hand_over(Record source, Record target, int taker) noexcept:
     """
     if target is not None:
         target.copy_recipe(source)
-        source.taker_serial = target.serial
     source.left_to = taker
     if source.range is None:
-        source.apply(EVENT_COMMIT_TRANSFER)
+        source.commit_transfer(target.serial if target is not None else 0)
         if target is not None:
             target.begin(STATE_OWNED, None, 0)
     else:
         if target is not None:
             target.begin(STATE_OWNED, source.range, source.epoch + 1)
-        commit_shared_transfer(source.word, source.epoch)
+        source.commit_transfer(target.serial if target is not None else 0)
     record_ended(source)
+    if target is not None:
+        source.set_taker_serial(target.serial)
 
 
 cdef int hand_over(Record source, Record target, int taker, str what) except -1:

@@ -21,7 +21,6 @@ from cuda.core._memory._ownership cimport (
     TAKER_GROWN,
     VERDICT_GO,
     VERDICT_NOT_OWNER,
-    commit_shared_transfer,
 )
 from cuda.core._memory._release cimport report, wait_for_order
 from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase
@@ -74,11 +73,11 @@ cdef void succeed(VirtualMemoryBase resource, Buffer old, Buffer new, Holding en
     cdef VirtualRange range_ = old.range
     new.pointer = range_.base
     new.kept_by_collector = old.kept_by_collector
-    old.taker_serial = new.serial
     old.left_to = TAKER_GROWN
     new.begin(STATE_OWNED, range_, old.epoch + 1)
-    commit_shared_transfer(old.word, old.epoch)
+    old.commit_transfer(new.serial)
     record_ended(old)
+    old.set_taker_serial(new.serial)
     entry.range = range_
     _enter(resource, old, new, entry, base)
     old.forget()
