@@ -300,15 +300,20 @@ cdef class Record:
         return OwnershipError(f"the buffer cannot be {what} (verdict {verdict}; {self.describe()})")
 
     cdef void copy_recipe(self, Record source) noexcept:
-        """Take over everything that the free needs, except the word and the range."""
+        """Take over everything that the free needs, except the word and the range.
+
+        A record that was made for another resource keeps that one: its resource is said before it begins, and changes
+        only when it has ended, since whoever looks through what is live takes a reference to it.
+        """
         self.pointer = source.pointer
         self.size = source.size
         self.device_id = source.device_id
-        self.deleter = source.deleter
         self.kept_by_collector = source.kept_by_collector
         self.stream = source.hold_stream()
-        self.resource = source.resource
         self.owner = source.owner
+        if self.resource is None:
+            self.resource = source.resource
+            self.deleter = source.deleter
 
     cdef void forget(self) noexcept:
         """Drop what the free needed, once it is done or passed on."""

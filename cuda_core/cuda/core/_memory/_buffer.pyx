@@ -945,8 +945,6 @@ cdef Buffer _take(Record source, object mr, str what):
     if isinstance(buffer.owner, Keeper):
         buffer.known_as = (<Keeper>buffer.owner).imported
     if after is not None:
-        buffer.resource = after
-        buffer.deleter = after.deleter
         after.enter_owner(source, buffer, before, entry)
     source.forget()
     return buffer
