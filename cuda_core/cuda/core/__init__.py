@@ -5,6 +5,8 @@ This build has the memory layer of ``cuda.core`` and what it needs: devices, con
 needs no driver; the first call that does raises a clear error where there is none.
 """
 
+import os
+
 from cuda.core import graph, utils
 from cuda.core._context import Context
 from cuda.core._device import Device
@@ -97,6 +99,12 @@ _ABSENT = frozenset(
         "texture",
     }
 )
+
+
+if os.environ.get("CUDA_CORE_AUDIT"):  # whatever is allocated from here on is recorded
+    from cuda.core.audit import _whole_program
+
+    _whole_program.start(os.environ["CUDA_CORE_AUDIT"])
 
 
 def __getattr__(name: str) -> object:

@@ -6,6 +6,7 @@ import sys
 import weakref
 
 _resources = {}  # id -> weak reference, the youngest last
+_afterwards = []  # functions
 
 
 @atexit.register
@@ -19,6 +20,13 @@ def _call_all():
                 resource.at_exit()
             except BaseException:  # the others have their turn all the same
                 sys.excepthook(*sys.exc_info())
+    while _afterwards:
+        _afterwards.pop()()
+
+
+def afterwards(function):
+    """Have a function called when all resources were told, and the queue of releases still runs."""
+    _afterwards.append(function)
 
 
 def enter(resource):
