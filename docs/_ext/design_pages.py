@@ -47,6 +47,10 @@ def bring(source, target):
             )
     for name, text in pages.items():
         write(target / name, text)
-    for old in target.rglob("*.md"):
-        if old.relative_to(target) not in pages:
+    pictures = {picture.relative_to(source): picture.read_bytes() for picture in source.rglob("*.png")}
+    for name, content in pictures.items():
+        if not (target / name).exists() or (target / name).read_bytes() != content:
+            (target / name).write_bytes(content)
+    for old in (*target.rglob("*.md"), *target.rglob("*.png")):
+        if old.relative_to(target) not in (pages | pictures):
             old.unlink()
