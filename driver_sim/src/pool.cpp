@@ -139,12 +139,13 @@ bool free_import(Lock &lock, Pool &pool, Stream &stream, Address address) {
     if (found == pool.imports.end() || found->second.freed)
         return false;
     found->second.freed = true;
+    ++found->second.pending;
     Work work;
     work.kind = WorkKind::PoolFree;
-    work.run = [&pool, address, id = found->second.id] {
+    work.run = [&pool, address] {
         auto import = pool.imports.find(address);
-        // Imported again, or freed with its context: nothing is left to do.
-        if (import != pool.imports.end() && import->second.id == id)
+        // Whoever has imported it again meanwhile, or freed that one too, keeps it mapped.
+        if (import != pool.imports.end() && --import->second.pending == 0 && import->second.freed)
             end_import(pool, import);
         return CUDA_SUCCESS;
     };
@@ -299,7 +300,10 @@ bool pool_free_now(Pool &pool, Address address) {
         auto import = pool.imports.find(address);
         if (import == pool.imports.end() || import->second.freed)
             return false;
-        end_import(pool, import);
+        if (import->second.pending)
+            import->second.freed = true;
+        else
+            end_import(pool, import);
         return true;
     }
     std::uint32_t index = live_block(pool, address);

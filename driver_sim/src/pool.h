@@ -14,7 +14,8 @@ constexpr std::size_t most_of_a_pool = (std::size_t(1) << 40) - pool_chunk;  // 
 struct Import {  // a pointer of another process
     std::size_t bytes = 0;
     std::uint64_t id = 0;
-    bool freed = false;  // the free waits in a queue
+    bool freed = false;  // the last time that it was imported
+    int pending = 0;     // frees that wait in a queue
 };
 
 struct Pool {
@@ -39,6 +40,7 @@ struct Pool {
     bool is_default = false;
     bool destroyed = false;     // by the program; it stays until the last allocation is gone
     bool imported = false;      // from another process, or from this one
+    int times_opened = 0;       // and not given up, when it is
     std::uint64_t identity = 0;             // in all processes that share it
     std::map<Address, Import> imports;      // pointers imported, when the pool is
     int descriptor = -1;        // of its memory, when it can be shared
@@ -50,6 +52,8 @@ struct Pool {
 CUresult make_pool(const CUmemPoolProps &properties, Pool *&pool);
 CUresult known_pool(CUmemoryPool handle, Pool *&pool);
 bool label_pool(Pool &pool);  // one that can be shared
+bool is_shared_pool(int descriptor);
+bool is_shared_chunk(int descriptor);
 Pool *default_pool(Device &device);
 Pool *pool_at(Address address);
 

@@ -141,8 +141,15 @@ DRIVER_CALL("cuMemPoolDestroy", cuMemPoolDestroy, 11020, (CUmemoryPool pool), (p
         return bad;
     if (p->is_default)
         return CUDA_ERROR_INVALID_VALUE;
-    if (p->occupied && !p->imported)
+    if (p->imported) {
+        // Also where it was opened twice, and while the last free waits in a queue.
+        if (p->occupied)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (--p->times_opened)
+            return CUDA_SUCCESS;
+    } else if (p->occupied) {
         d.pools_destroyed_in_use++;
+    }
     destroy_pool(*p);
     return CUDA_SUCCESS;
 }
@@ -155,6 +162,8 @@ DRIVER_CALL("cuMemPoolTrimTo", cuMemPoolTrimTo, 11020, (CUmemoryPool pool, size_
     Pool *p;
     if (CUresult bad = known_pool(pool, p))
         return bad;
+    if (p->imported)
+        return CUDA_ERROR_INVALID_VALUE;
     trim(*p, minBytesToKeep);
     return CUDA_SUCCESS;
 }
@@ -167,7 +176,7 @@ DRIVER_CALL("cuMemPoolGetAttribute", cuMemPoolGetAttribute, 11020,
     Pool *p;
     if (CUresult bad = known_pool(pool, p))
         return bad;
-    if (!value)
+    if (!value || p->imported)
         return CUDA_ERROR_INVALID_VALUE;
     auto number = [value](std::uint64_t n) {
         std::memcpy(value, &n, sizeof n);

@@ -33,7 +33,19 @@ struct PointerTicket {
 };
 static_assert(sizeof(PointerTicket) <= sizeof(CUmemPoolPtrExportData));
 
+bool read_label(int descriptor, struct stat &file, Label &label) {
+    return fstat(descriptor, &file) == 0 && S_ISREG(file.st_mode) && file.st_size > off_t(page_size) &&
+           pread(descriptor, &label, sizeof label, file.st_size - off_t(page_size)) == ssize_t(sizeof label) &&
+           std::memcmp(label.mark, mark, sizeof mark) == 0;
+}
+
 }  // namespace
+
+bool is_shared_pool(int descriptor) {
+    struct stat file;
+    Label label;
+    return read_label(descriptor, file, label);
+}
 
 // Called when the pool is made; its file has room for the label behind `span`.
 bool label_pool(Pool &pool) {
@@ -76,17 +88,27 @@ DRIVER_CALL("cuMemPoolImportFromShareableHandle", cuMemPoolImportFromShareableHa
         return bad;
     if (!pool_out || flags || handleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
     int descriptor = int(reinterpret_cast<std::intptr_t>(handle));
+    if (is_shared_chunk(descriptor))
+        return CUDA_ERROR_NOT_SUPPORTED;
     struct stat file;
     Label label;
-    if (fstat(descriptor, &file) != 0 || !S_ISREG(file.st_mode) || file.st_size <= off_t(page_size) ||
-        pread(descriptor, &label, sizeof label, file.st_size - off_t(page_size)) != ssize_t(sizeof label) ||
-        std::memcmp(label.mark, mark, sizeof mark) != 0)
-        return CUDA_ERROR_INVALID_VALUE;
+    if (!read_label(descriptor, file, label))
+        return CUDA_ERROR_UNKNOWN;
+    // A pool that is open already is given again, and has to be given up as often.
+    for (Pool *open : d.pools)
+        if (open->imported && open->identity == label.identity) {
+            ++open->times_opened;
+            *pool_out = reinterpret_cast<CUmemoryPool>(open);
+            return CUDA_SUCCESS;
+        }
     auto pool = std::make_unique<Pool>();
     pool->properties = label.properties;
     pool->identity = label.identity;
     pool->imported = true;
+    pool->times_opened = 1;
     if (label.properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
         pool->device = d.device(label.properties.location.id);
         if (!pool->device)
@@ -136,8 +158,9 @@ DRIVER_CALL("cuMemPoolExportPointer", cuMemPoolExportPointer, 11020,
     return CUDA_SUCCESS;
 }
 
-// A pointer that is imported twice is the same address, and one free ends both.
-// Partly: a pointer that the exporter has freed is imported.
+// A pointer that is imported twice is the same address, and one free ends both; at the host the second time is refused.
+// Partly: a pointer that the exporter has freed is imported. A payload that was changed is refused; drivers believe the
+// place and the size in it.
 DRIVER_CALL("cuMemPoolImportPointer", cuMemPoolImportPointer, 11020,
             (CUdeviceptr * ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData),
             (ptr_out, pool, shareData)) {
@@ -157,10 +180,13 @@ DRIVER_CALL("cuMemPoolImportPointer", cuMemPoolImportPointer, 11020,
     Address address = p->base + ticket.offset;
     // The same pointer imported twice is one import, which the first free ends.
     auto [import, is_new] = p->imports.try_emplace(address);
+    if (!is_new && !import->second.freed && p->at_host())
+        return CUDA_ERROR_ALREADY_MAPPED;
     if (is_new)
         ++p->occupied;
+    // Frees that are pending do not end what is imported now.
     if (is_new || import->second.freed)
-        import->second = {std::size_t(ticket.bytes), driver().next_id++, false};
+        import->second = {std::size_t(ticket.bytes), driver().next_id++, false, import->second.pending};
     *ptr_out = address;
     return CUDA_SUCCESS;
 }

@@ -3,7 +3,7 @@
 //
 // When a chunk is exported for the first time it moves to a file of its own. From then on the kernel counts
 // who holds the memory: mappings and descriptors of any process, also a descriptor on its way to one.
-#include "driver.h"
+#include "pool.h"
 
 #include <array>
 #include <cstring>
@@ -22,6 +22,12 @@ struct Label {  // in the page behind the chunk
     char mark[16];
     CUmemAllocationProp properties;
 };
+
+bool read_label(int descriptor, struct stat &file, Label &label) {
+    return fstat(descriptor, &file) == 0 && S_ISREG(file.st_mode) && file.st_size > off_t(page_size) &&
+           pread(descriptor, &label, sizeof label, file.st_size - off_t(page_size)) == ssize_t(sizeof label) &&
+           std::memcmp(label.mark, mark, sizeof mark) == 0;
+}
 
 // Copies what was ever written; the rest of the new file stays a hole, as it was in the old one.
 bool copy_written(int from, off_t start, std::size_t bytes, int to) {
@@ -69,6 +75,12 @@ bool move_to_own_file(Chunk &chunk) {
 
 }  // namespace
 
+bool is_shared_chunk(int descriptor) {
+    struct stat file;
+    Label label;
+    return read_label(descriptor, file, label);
+}
+
 bool map_chunk(const Chunk &chunk, Address base) {
     if (chunk.descriptor < 0)
         return chunk_store().map(chunk.offset, chunk.size, base);
@@ -106,12 +118,14 @@ DRIVER_CALL("cuMemImportFromShareableHandle", cuMemImportFromShareableHandle, 10
     Lock lock(d.mutex);
     if (!handle || shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!osHandle)
+        return CUDA_ERROR_INVALID_VALUE;
     int descriptor = int(reinterpret_cast<std::intptr_t>(osHandle));
+    if (is_shared_pool(descriptor))
+        return CUDA_ERROR_NOT_SUPPORTED;
     struct stat file;
     Label label;
-    if (fstat(descriptor, &file) != 0 || file.st_size <= off_t(page_size) || !S_ISREG(file.st_mode) ||
-        pread(descriptor, &label, sizeof label, file.st_size - off_t(page_size)) != ssize_t(sizeof label) ||
-        std::memcmp(label.mark, mark, sizeof mark) != 0)
+    if (!read_label(descriptor, file, label))
         return CUDA_ERROR_UNKNOWN;
     Device *device = nullptr;
     if (label.properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {

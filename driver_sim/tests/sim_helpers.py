@@ -51,12 +51,17 @@ def properties_of_chunk():
     return properties
 
 
-def make_pool(shareable=False):
+def make_pool(shareable=False, numa=None):
     properties = cu.CUmemPoolProps()
     if shareable:
         properties.handleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    if numa is not None:
+        properties.location.type, properties.location.id = (
+            cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA,
+            numa,
+        )
     return ok(cu.cuMemPoolCreate(properties))
 
 

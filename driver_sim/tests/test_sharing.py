@@ -182,3 +182,98 @@ def test_freeing_an_imported_pointer_is_ordered_by_its_stream(stream, other_stre
     assert read(pointer, 64) == bytes([9]) * 64
     ok(cu.cuMemFreeAsync(pointer, stream))
     ok(cu.cuMemPoolDestroy(pool))
+
+
+def shared_pool(numa=None):
+    """Return a pool, the same as imported, a pointer of it, and the name of the pointer."""
+    pool = make_pool(shareable=True, numa=numa)
+    stream = ok(cu.cuStreamCreate(1))
+    pointer = ok(cu.cuMemAllocFromPoolAsync(64, pool, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuStreamDestroy(stream))
+    descriptor = int(ok(cu.cuMemPoolExportToShareableHandle(pool, FILE_DESCRIPTOR, 0)))
+    imported = ok(cu.cuMemPoolImportFromShareableHandle(descriptor, FILE_DESCRIPTOR, 0))
+    return pool, imported, pointer, ok(cu.cuMemPoolExportPointer(pointer)), descriptor
+
+
+def result_of(answer):
+    return answer[0].name.removeprefix("CUDA_").removeprefix("ERROR_")
+
+
+@pytest.mark.parametrize("numa", [None, 0])
+def test_an_imported_pool_is_one_however_often_it_is_opened(stream, numa):
+    """It answers no question, and is not given up while something is imported (recorded on an H200)."""
+    pool, imported, pointer, name, descriptor = shared_pool(numa)
+    again = ok(cu.cuMemPoolImportFromShareableHandle(descriptor, FILE_DESCRIPTOR, 0))
+    os.close(descriptor)
+    assert int(again) == int(imported)
+    for attribute in cu.CUmemPool_attribute:
+        assert result_of(cu.cuMemPoolGetAttribute(imported, attribute)) == "INVALID_VALUE"
+    assert result_of(cu.cuMemPoolTrimTo(imported, 0)) == "INVALID_VALUE"
+    there = ok(cu.cuMemPoolImportPointer(imported, name))
+    second = cu.cuMemPoolImportPointer(again, name)
+    if numa is None:
+        assert int(ok(second)) == int(there)
+    else:
+        assert result_of(second) == "ALREADY_MAPPED"
+    with sim.hold():
+        ok(cu.cuMemFreeAsync(there, stream))
+        assert result_of(cu.cuMemPoolDestroy(again)) == "INVALID_VALUE"
+    ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuMemPoolDestroy(again))
+    ok(cu.cuMemFreeAsync(ok(cu.cuMemPoolImportPointer(imported, name)), stream))
+    ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuMemPoolDestroy(imported))
+    assert result_of(cu.cuMemPoolDestroy(imported)) == "INVALID_VALUE"
+    ok(cu.cuMemFreeAsync(pointer, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuMemPoolDestroy(pool))
+
+
+def test_each_pending_free_of_an_import_ends_its_own(stream, other_stream):
+    """Also the one that runs first, of what was imported last (recorded on an H200)."""
+    pool, imported, pointer, name, descriptor = shared_pool()
+    os.close(descriptor)
+    there = ok(cu.cuMemPoolImportPointer(imported, name))
+    with sim.hold():
+        ok(cu.cuMemsetD8Async(there, 7, 64, stream))
+        ok(cu.cuMemFreeAsync(there, stream))
+        assert int(ok(cu.cuMemPoolImportPointer(imported, name))) == int(there)
+        ok(cu.cuMemFreeAsync(there, other_stream))
+        ok(cu.cuStreamSynchronize(other_stream))
+        ok(cu.cuStreamSynchronize(stream))
+    assert read(pointer, 64) == bytes([7]) * 64
+    assert result_of(cu.cuMemsetD8Async(there, 8, 64, stream)) == "INVALID_VALUE"
+    ok(cu.cuMemPoolDestroy(imported))
+    ok(cu.cuMemFreeAsync(pointer, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuMemPoolDestroy(pool))
+
+
+def test_what_is_no_pool_and_what_is_no_chunk(tmp_path):
+    """Each kind of wrong descriptor has its answer (recorded on an H200)."""
+    pool, imported, pointer, _, of_pool = shared_pool()
+    chunk = Mapped()
+    of_chunk = int(ok(cu.cuMemExportToShareableHandle(chunk.chunk, FILE_DESCRIPTOR, 0)))
+    file = os.open(tmp_path, os.O_RDONLY)
+    for number, as_pool, as_chunk in (
+        (0, "INVALID_VALUE", "INVALID_VALUE"),
+        (999, "UNKNOWN", "UNKNOWN"),
+        (file, "UNKNOWN", "UNKNOWN"),
+        (of_pool, "SUCCESS", "NOT_SUPPORTED"),
+        (of_chunk, "NOT_SUPPORTED", "SUCCESS"),
+    ):
+        opened = cu.cuMemPoolImportFromShareableHandle(number, FILE_DESCRIPTOR, 0)
+        assert result_of(opened) == as_pool, number
+        if as_pool == "SUCCESS":
+            ok(cu.cuMemPoolDestroy(opened[1]))
+        opened = cu.cuMemImportFromShareableHandle(number, FILE_DESCRIPTOR)
+        assert result_of(opened) == as_chunk, number
+        if as_chunk == "SUCCESS":
+            ok(cu.cuMemRelease(opened[1]))
+    for number in (file, of_pool, of_chunk):
+        os.close(number)
+    chunk.close()
+    ok(cu.cuMemFree(pointer))
+    ok(cu.cuMemPoolDestroy(imported))
+    ok(cu.cuMemPoolDestroy(pool))

@@ -6,6 +6,7 @@ from cuda.bindings cimport cydriver
 from libc.string cimport memcmp, memcpy
 
 from cuda.core._error_text import shown
+from cuda.core._sent_payload import check_of, ensure_as_sent
 
 __all__ = []
 
@@ -28,13 +29,13 @@ cdef class IPCEventDescriptor:
         raise RuntimeError("IPCEventDescriptor objects cannot be made directly; they come from Event.ipc_descriptor")
 
     @staticmethod
-    def _init(reserved, is_blocking_sync):
+    def _init(reserved, is_blocking_sync, check=None):
         """Make a descriptor of the bytes that another process has sent.
 
         Raises
         ------
         TypeError, ValueError
-            If the payload has the wrong type or length, or the flag is none.
+            If the payload has the wrong type or length, the flag is none, or the two are not what was sent.
         """
         cdef cydriver.CUipcEventHandle handle
         cdef bytes payload
@@ -49,12 +50,15 @@ cdef class IPCEventDescriptor:
         if type(is_blocking_sync) is not bool:
             raise TypeError(f"is_blocking_sync must be True or False, got {shown(is_blocking_sync)}")
         payload = bytes(reserved)
+        if check is not None:
+            ensure_as_sent("event", check, payload, is_blocking_sync)
         memcpy(&handle, <const char*>payload, sizeof(handle))
         return name_event(&handle, is_blocking_sync)
 
     def __reduce__(self):
         payload = PyBytes_FromStringAndSize(<const char*>&self.handle, sizeof(self.handle))
-        return IPCEventDescriptor._init, (payload, bool(self.blocking))
+        blocking = bool(self.blocking)
+        return IPCEventDescriptor._init, (payload, blocking, check_of("event", payload, blocking))
 
     def __eq__(self, other):
         if not isinstance(other, IPCEventDescriptor):

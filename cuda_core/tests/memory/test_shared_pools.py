@@ -20,8 +20,9 @@ from cuda.core import (
     ManagedMemoryResource,
     PinnedMemoryResource,
 )
-from cuda.core._memory import _ipc
+from cuda.core._memory import _counters, _ipc
 from cuda.core._memory._ipc import IPCAllocationHandle, IPCBufferDescriptor
+from cuda.core._memory._queue import drain
 from shared_pools import KINDS, SIZE, RawShare, descriptors, make, open_number, opened
 from support import check, child_output, race, read, write
 
@@ -527,3 +528,41 @@ print("whole")
 
 def test_in_the_child_of_a_fork_everything_is_lost_and_nothing_is_closed():
     assert child_output(IN_A_FORK) == "whole\n"
+
+
+@pytest.mark.provokes_refusals
+def test_one_of_two_openings_ends_while_the_other_has_buffers(shared, stream):
+    """The driver gives one handle for both, and refuses to give up either while something is imported."""
+    buffer = shared.allocate(SIZE, stream=stream)
+    first, second = opened(shared), opened(shared)
+    seen = Buffer.from_ipc_descriptor(second, buffer.ipc_descriptor, stream=stream)
+    pools = _counters.live()["pools"]
+    first.close()
+    assert first.is_closed
+    assert _counters.live()["pools"] == pools  # kept for another try
+    write(seen.handle, b"still mapped")
+    assert read(buffer.handle, 12) == b"still mapped"
+    seen.close()
+    stream.sync()
+    second.close()
+    assert drain(20)
+    assert _counters.live()["pools"] == pools - 2
+    buffer.close()
+
+
+@pytest.mark.sim_only
+def test_an_opened_pool_ends_when_the_free_of_its_last_import_has_run(driver_watch, shared, stream):
+    buffer = shared.allocate(SIZE, stream=stream)
+    stream.sync()
+    there = opened(shared)
+    seen = Buffer.from_ipc_descriptor(there, buffer.ipc_descriptor, stream=stream)
+    pools = _counters.live()["pools"]
+    with driver_watch.sim.hold():
+        buffer.fill(1, stream=stream)
+        seen.close()
+        there.close()
+        assert _counters.live()["pools"] == pools
+    stream.sync()
+    assert drain(20)
+    assert _counters.live()["pools"] == pools - 1
+    buffer.close()

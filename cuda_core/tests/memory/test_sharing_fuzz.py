@@ -187,9 +187,9 @@ def fields(world):
 
 TARGETS = {
     "buffer": (Buffer._reduce_helper, 2),
-    "buffer's name": (IPCBufferDescriptor._init, 2),
+    "buffer's name": (IPCBufferDescriptor._init, 3),
     "event": (_receive_event, 2),
-    "event's name": (IPCEventDescriptor._init, 2),
+    "event's name": (IPCEventDescriptor._init, 3),
     "opened event": (Event.from_ipc_descriptor, 1),
     "pool": (_shared_pool._receive_pool, 4),
     "registered pool": (_shared_pool._find_pool, 2),

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pointers of other processes, counted: the driver gives one address for each, and the first free ends it for all.
 
-Each buffer that was imported has a share of its address. The last share frees, behind the streams of all of them. While
-that free is pending, its streams are remembered: whoever imports the address again waits for them first, as nobody
-says whether the driver's free would take the new import along.
+Each buffer that was imported has a share of its address. The last share frees, behind the streams of all of them. A
+pointer that is open is not imported again: for memory of a device the driver would give the same address, for memory of
+the host it refuses (recorded on an H200). While a free is pending it gives the address once more, as a new import that
+this free does not end (recorded as well).
 
 Imports and frees go through one mutex, so that no import returns an address that is just being freed. It is taken
 without the GIL and held for driver calls that wait for nothing; nothing that may need the GIL happens under it.
@@ -11,12 +12,12 @@ without the GIL and held for driver calls that wait for nothing; nothing that ma
 
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memset
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcmp, memcpy, memset
 from libcpp.atomic cimport atomic
 
+from cuda.core._memory._pending_frees cimport PendingFrees
 from cuda.core._memory._pool_release cimport free_in_order
-from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._pthread cimport (
     pthread_atfork,
     pthread_mutex_init,
@@ -32,7 +33,6 @@ from cuda.core._stream_handle cimport (
     stream_is_capturing,
     stream_is_gone,
     stream_is_idle,
-    wait_for_stream,
 )
 
 cdef extern from "Python.h":
@@ -43,7 +43,8 @@ cdef enum:
     _MANY = 8           # streams of one address, before those are looked for that are idle by now
 
 cdef pthread_mutex_t _mutex
-cdef ImportedPointer* _buckets[_BUCKETS]
+cdef ImportedPointer* _by_address[_BUCKETS]
+cdef ImportedPointer* _by_name[_BUCKETS]
 cdef ImportedPointer* _ended = NULL  # their streams have to be let go by a thread that may take the GIL
 cdef atomic[long] _live
 
@@ -57,7 +58,8 @@ cdef void _begin() noexcept nogil:
     """Start with nothing, also in the child of a fork: there the imports, and perhaps the mutex, are the parent's."""
     global _ended
     pthread_mutex_init(&_mutex, NULL)
-    memset(_buckets, 0, sizeof(_buckets))
+    memset(_by_address, 0, sizeof(_by_address))
+    memset(_by_name, 0, sizeof(_by_name))
     _ended = NULL
     _live.store(0)
 
@@ -72,7 +74,7 @@ if pthread_atfork(NULL, NULL, _begin) != 0:
 
 cdef ImportedPointer** _place_of(uintptr_t address) noexcept nogil:
     """Return where the entry of an address hangs, or would. The mutex is held."""
-    cdef ImportedPointer** place = &_buckets[(<uint64_t>address * <uint64_t>0x9E3779B97F4A7C15) >> 54]
+    cdef ImportedPointer** place = &_by_address[(<uint64_t>address * <uint64_t>0x9E3779B97F4A7C15) >> 54]
     while place[0] != NULL and place[0].address != address:
         place = &place[0].next
     return place
@@ -98,93 +100,68 @@ cdef bint has_shares(uintptr_t address) noexcept nogil:
     return shared
 
 
-cdef cydriver.CUresult _import_once(cydriver.CUmemoryPool pool, cydriver.CUmemPoolPtrExportData* data,
-                                    ImportedPointer** entry, bint take, Busy* busy,
-                                    const char** function) noexcept nogil:
-    """Import a pointer and count it. ``entry``, a fresh one, is replaced where the address is known already.
+cdef ImportedPointer** _place_of_name(
+    cydriver.CUmemoryPool pool, const cydriver.CUmemPoolPtrExportData* data
+) noexcept nogil:
+    """Return where the entry of a payload hangs, or would. The mutex is held."""
+    cdef const uint64_t* words = <const uint64_t*>data
+    cdef uint64_t mixed = <uint64_t><uintptr_t>pool
+    cdef ImportedPointer** place
+    cdef size_t word
+    for word in range(sizeof(data[0]) // sizeof(uint64_t)):
+        mixed = (mixed ^ words[word]) * <uint64_t>0x9E3779B97F4A7C15
+    place = &_by_name[mixed >> 54]
+    while place[0] != NULL and (place[0].pool != pool or memcmp(&place[0].data, data, sizeof(data[0])) != 0):
+        place = &place[0].next_name
+    return place
 
-    Without ``take``, nothing is counted where an earlier free of the address is pending; ``busy`` then gets its
-    streams.
-    """
+
+cdef void _take_out(ImportedPointer* entry) noexcept nogil:
+    """Take an entry out of the table. The mutex is held."""
+    _place_of(entry.address)[0] = entry.next
+    _place_of_name(entry.pool, &entry.data)[0] = entry.next_name
+    entry.next = entry.next_name = NULL
+
+
+cdef cydriver.CUresult import_counted(cydriver.CUmemoryPool pool, cydriver.CUmemPoolPtrExportData* data,
+                                      ImportedPointer** entry, const char** function) noexcept nogil:
+    """Import a pointer and count it. ``entry``, a fresh one, is replaced where the address is open already."""
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUdeviceptr address = 0
     cdef cydriver.CUresult result
-    cdef ImportedPointer** place
+    cdef ImportedPointer* found
+    cdef ImportedPointer* ended = NULL
     function[0] = b"cuThreadExchangeStreamCaptureMode"
     result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     function[0] = b"cuMemPoolImportPointer"
     pthread_mutex_lock(&_mutex)
-    result = cydriver.cuMemPoolImportPointer(&address, pool, data)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        place = _place_of(<uintptr_t>address)
-        if place[0] == NULL:
-            entry[0].address = <uintptr_t>address
-            place[0] = entry[0]
-        elif not place[0].shares and place[0].closer_count and not take and _copy_streams(place[0], busy):
-            place = NULL
-        if place != NULL:
-            entry[0] = place[0]
-            entry[0].shares += 1
-            if entry[0].shares == 1:
-                _live.fetch_add(1)
+    found = _place_of_name(pool, data)[0]
+    if found == NULL or not found.shares:
+        result = cydriver.cuMemPoolImportPointer(&address, pool, data)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            if found != NULL and found.address != <uintptr_t>address:
+                ended = found  # what was left to others is not mapped any more
+                _take_out(ended)
+            found = _place_of(<uintptr_t>address)[0]
+            if found == NULL:
+                found = entry[0]
+                found.address, found.pool = <uintptr_t>address, pool
+                memcpy(&found.data, data, sizeof(data[0]))
+                _place_of(found.address)[0] = _place_of_name(pool, data)[0] = found
+        elif found != NULL and result == cydriver.CUresult.CUDA_ERROR_ALREADY_MAPPED:
+            result = cydriver.CUresult.CUDA_SUCCESS  # what was left to others is mapped still
+        else:
+            found = NULL
+    if found != NULL:
+        entry[0] = found
+        found.shares += 1
+        if found.shares == 1:
+            _live.fetch_add(1)
     pthread_mutex_unlock(&_mutex)
+    _end(ended)
     cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    return result
-
-
-cdef bint copy_streams(ImportedPointer* entry, Busy* busy) noexcept nogil:
-    """Retain the streams of an entry that counts as watched. False if there is no memory for it."""
-    cdef bint copied
-    pthread_mutex_lock(&_mutex)
-    copied = _copy_streams(entry, busy)
-    pthread_mutex_unlock(&_mutex)
-    return copied
-
-
-cdef bint _copy_streams(ImportedPointer* entry, Busy* busy) noexcept nogil:
-    """The same with the mutex held."""
-    cdef int place
-    busy.streams = <StreamHandle**>malloc(entry.closer_count * sizeof(StreamHandle*))
-    if busy.streams == NULL:
-        return False
-    for place in range(entry.closer_count):
-        busy.streams[place] = retain_stream(entry.closers[place])
-    busy.count = entry.closer_count
-    return True
-
-
-cdef void _wait_for(Busy* busy) noexcept nogil:
-    """Wait for the work in streams that are not being captured, and let them go."""
-    cdef const char* function = NULL
-    cdef bint capturing = False
-    cdef int place
-    for place in range(busy.count):
-        if stream_is_capturing(busy.streams[place], &capturing, &function) == cydriver.CUresult.CUDA_SUCCESS and (
-            not capturing
-        ):
-            wait_for_stream(busy.streams[place], &function)
-        release_stream(busy.streams[place])
-    free(busy.streams)
-    busy.streams = NULL
-    busy.count = 0
-
-
-cdef cydriver.CUresult import_counted(cydriver.CUmemoryPool pool, cydriver.CUmemPoolPtrExportData* data,
-                                      ImportedPointer** entry, const char** function) noexcept nogil:
-    """Import a pointer and count it, once an earlier free of it has run.
-
-    If that free has taken the first attempt along, the second makes a new mapping; if not, the driver gives it again.
-    """
-    cdef Busy busy
-    cdef cydriver.CUresult result
-    busy.streams = NULL
-    busy.count = 0
-    result = _import_once(pool, data, entry, False, &busy, function)
-    if result == cydriver.CUresult.CUDA_SUCCESS and busy.count:
-        _wait_for(&busy)
-        result = _import_once(pool, data, entry, True, &busy, function)
     return result
 
 
@@ -260,17 +237,17 @@ cdef cydriver.CUresult _leave_to_others(ImportedPointer* entry, StreamHandle* or
     return cydriver.CUresult.CUDA_SUCCESS
 
 
-cdef cydriver.CUresult _free_last(ImportedPointer* entry, StreamHandle* order, const char** function) noexcept nogil:
-    """Free behind the streams of all shares, which the entry has by now; ``order`` is that of the last one."""
+cdef cydriver.CUresult _free_last(ImportedPointer* entry, PendingFrees* frees, const char** function) noexcept nogil:
+    """Free behind the streams of all shares, which the entry has by now."""
     cdef StreamHandle all_
     if not entry.closer_count:
-        return free_in_order(entry.address, order, NULL, function)
+        return free_in_order(entry.address, NULL, frees, function)
     if entry.closer_count == 1:
-        return free_in_order(entry.address, entry.closers[0], NULL, function)
+        return free_in_order(entry.address, entry.closers[0], frees, function)
     memset(&all_, 0, sizeof(all_))
     all_.kind, all_.device_id = STREAM_SET, -1
     all_.members, all_.member_count = entry.closers, entry.closer_count
-    return free_in_order(entry.address, &all_, NULL, function)
+    return free_in_order(entry.address, &all_, frees, function)
 
 
 cdef bint _keep_streams(ImportedPointer* entry, StreamHandle* order) noexcept nogil:
@@ -286,37 +263,29 @@ cdef bint _keep_streams(ImportedPointer* entry, StreamHandle* order) noexcept no
     return True
 
 
-cdef cydriver.CUresult give_up_counted(ImportedPointer* entry, StreamHandle* order, bint* pending,
+cdef cydriver.CUresult give_up_counted(ImportedPointer* entry, StreamHandle* order, PendingFrees* frees,
                                        const char** function) noexcept nogil:
-    """Give up one share. On failure nothing has changed, and ``function`` names the call that was refused.
+    """Give up one share; the last one frees, which is noted in ``frees``, and the entry is gone then.
 
-    ``pending`` tells whether the free was submitted behind work that has not run: the entry then stays, to be looked at
-    again when it has.
+    On failure nothing has changed, and ``function`` names the call that was refused.
     """
     cdef ImportedPointer* done = NULL
-    cdef ImportedPointer* ended = NULL
     cdef cydriver.CUresult result
     cdef int before
-    pending[0] = False
     pthread_mutex_lock(&_mutex)
     if entry.shares > 1:
         result = _leave_to_others(entry, order, &done, function)
     else:
         before = entry.closer_count
         if _keep_streams(entry, order):
-            result = _free_last(entry, order, function)
+            result = _free_last(entry, frees, function)
         else:
             function[0] = b"realloc"
             result = cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
         if result == cydriver.CUresult.CUDA_SUCCESS:
-            entry.shares = 0
             _live.fetch_sub(1)
-            done = _take_idle(entry)
-            if not entry.closer_count:
-                ended = _leave_table(entry)
-            else:
-                pending[0] = True
-                entry.watchers += 1  # the caller sees to that, or says that nobody does
+            _take_out(entry)
+            done = entry
         else:
             # A later attempt may name another stream. The caller holds these: none of them ends here.
             while entry.closer_count > before:
@@ -324,19 +293,7 @@ cdef cydriver.CUresult give_up_counted(ImportedPointer* entry, StreamHandle* ord
                 release_stream(entry.closers[entry.closer_count])
     pthread_mutex_unlock(&_mutex)
     _end(done)
-    _end(ended)
     return result
-
-
-cdef ImportedPointer* _leave_table(ImportedPointer* entry) noexcept nogil:
-    """Take an entry out of the table, and return it unless jobs watch it, which forget it. The mutex is held."""
-    cdef ImportedPointer** place = _place_of(entry.address)
-    place[0] = entry.next
-    entry.next = NULL
-    if entry.watchers:
-        entry.ended = True
-        return NULL
-    return entry
 
 
 cdef void abandon_counted(ImportedPointer* entry) noexcept nogil:
@@ -390,30 +347,3 @@ cdef int _forget_ended(void* unused) noexcept:
         _forget(entry)
         entry = following
     return 0
-
-
-# --- frees that are pending ---------------------------------------------------------------------------------------
-
-
-cdef bint look_again(void* data, Failure* failure) noexcept nogil:
-    """Forget an entry whose free has run, unless it was imported again."""
-    cdef ImportedPointer* entry = <ImportedPointer*>data
-    cdef ImportedPointer* ended = NULL
-    cdef ImportedPointer* done = NULL
-    pthread_mutex_lock(&_mutex)
-    entry.watchers -= 1
-    if entry.ended:
-        if not entry.watchers:
-            ended = entry
-    elif not entry.shares:
-        done = _take_idle(entry)
-        if not entry.closer_count:
-            ended = _leave_table(entry)
-    pthread_mutex_unlock(&_mutex)
-    _end(done)
-    _end(ended)
-    return True
-
-
-cdef bint stop_watching(void* data, Failure* failure) noexcept nogil:
-    return True

@@ -20,6 +20,7 @@ from cuda.core._fork cimport fork_generation
 from cuda.core._memory._arguments cimport size_argument
 
 from cuda.core._error_text import shown
+from cuda.core._sent_payload import check_of, ensure_as_sent
 from cuda.core._start_method import warn_under_fork
 
 __all__ = []
@@ -280,13 +281,13 @@ cdef class IPCBufferDescriptor:
         )
 
     @staticmethod
-    def _init(reserved, size):
+    def _init(reserved, size, check=None):
         """Make a descriptor of the bytes that another process has sent.
 
         Raises
         ------
         TypeError, ValueError, OverflowError
-            If the payload has the wrong type or length, or the size is none.
+            If the payload has the wrong type or length, the size is none, or the two are not what was sent.
         """
         cdef bytes payload
         if not isinstance(reserved, bytes):
@@ -298,10 +299,13 @@ cdef class IPCBufferDescriptor:
                 f"the payload of a buffer's descriptor is {len(reserved)} bytes; expected {PAYLOAD_BYTES}"
             )
         payload = bytes(reserved)
-        return describe_buffer(<const char*>payload, size_argument(size, "size"))
+        size = size_argument(size, "size")
+        if check is not None:
+            ensure_as_sent("buffer", check, payload, size)
+        return describe_buffer(<const char*>payload, size)
 
     def __reduce__(self):
-        return IPCBufferDescriptor._init, (self.payload, self.size)
+        return IPCBufferDescriptor._init, (self.payload, self.size, check_of("buffer", self.payload, self.size))
 
     @property
     def size(self):

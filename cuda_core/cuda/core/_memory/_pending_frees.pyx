@@ -84,6 +84,8 @@ cdef bint _events_have_run(PendingFrees* frees) noexcept nogil:
                 one.next = left
                 left = one
             else:
+                # It returns at once. Without it an opened pool keeps what was freed last, for ever (recorded).
+                cydriver.cuEventSynchronize(one.event)
                 cydriver.cuEventDestroy(one.event)
                 free(one)
             one = following

@@ -9,21 +9,19 @@ from libc.string cimport memcpy
 from cuda.core._driver cimport check, ensure_driver, error_for
 from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, Record
 from cuda.core._memory._import_table cimport (
-    Busy,
     ImportedPointer,
     abandon_counted,
-    copy_streams,
     give_up_counted,
     import_counted,
-    look_again,
     shares_of,
-    stop_watching,
 )
 from cuda.core._memory._pool_handle cimport PoolHandle, PoolReference, release_pool, retain_pool
 from cuda.core._memory._pool_release cimport ensure_freed, may_be_queued
 from cuda.core._memory._queue cimport Job, discard_job, enqueue, new_job
 from cuda.core._memory._virtual_parts cimport Failure
-from cuda.core._stream_handle cimport StreamHandle, add_stream, release_stream
+from cuda.core._stream_handle cimport StreamHandle
+
+from cuda.core._errors import OwnershipError
 
 
 cdef class ImportReference(PoolReference):
@@ -58,6 +56,8 @@ cdef ImportReference import_pointer(PoolReference pool, bytes payload):
     ------
     ValueError
         If the driver does not know the payload.
+    OwnershipError
+        If somebody else has imported it here, which the driver refuses for memory of the host.
     CUDAError
         If it refuses for another reason. Nothing is left in both cases.
     """
@@ -80,6 +80,10 @@ cdef ImportReference import_pointer(PoolReference pool, bytes payload):
         free(fresh)
     if result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE:
         raise ValueError("the descriptor names no buffer of this memory pool") from error_for(result, function)
+    if result == cydriver.CUresult.CUDA_ERROR_ALREADY_MAPPED:
+        raise OwnershipError(
+            "the descriptor's memory has an owner already, which was not imported by its descriptor"
+        ) from error_for(result, function)
     check(result, function)
     return self
 
@@ -89,15 +93,12 @@ cdef int give_up(Record record, ImportReference reference, StreamHandle* order) 
     cdef ImportedPointer* entry = reference.pointer
     cdef const char* function = NULL
     cdef cydriver.CUresult result
-    cdef bint pending = False
     if entry == NULL:
         return 0
     with nogil:
-        result = give_up_counted(entry, order, &pending, &function)
+        result = give_up_counted(entry, order, &reference.handle.frees, &function)
     ensure_freed(result, order, function)
     reference.pointer = NULL
-    if pending:
-        _watch(entry, record)
     return 0
 
 
@@ -107,38 +108,36 @@ cdef int return_import(Record record, StreamHandle* order, int waiting) except -
     cdef ImportedPointer* entry = reference.pointer
     cdef const char* function = NULL
     cdef cydriver.CUresult result
-    cdef bint pending = False
     if entry == NULL:
         return CLOSE_DONE
     with nogil:
-        result = give_up_counted(entry, order, &pending, &function)
+        result = give_up_counted(entry, order, &reference.handle.frees, &function)
     if waiting >= NEVER_WAIT and may_be_queued(order, result, function, waiting == LAST_LOAN):
         return _queue_share(record, reference, order, waiting == NEVER_WAIT)
     ensure_freed(result, order, function)
     reference.pointer = NULL
-    if pending:
-        _watch(entry, record)
     return CLOSE_DONE
 
 
 cdef tuple imported_range(uintptr_t address):
-    """Return what the driver says of an address: whether it is memory of the host, its device, its start and extent."""
-    cdef cydriver.CUpointer_attribute names[4]
-    cdef void* values[4]
+    """Return what the driver says of an address: whether it is memory of the host, its device, and its extent.
+
+    No more can be asked: drivers believe the place that a payload names, and take it for the start of the allocation.
+    """
+    cdef cydriver.CUpointer_attribute names[3]
+    cdef void* values[3]
     cdef unsigned int memory_type = 0
     cdef int ordinal = -1
-    cdef cydriver.CUdeviceptr start = 0
     cdef size_t extent = 0
     cdef cydriver.CUresult result
     names[0] = cydriver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     names[1] = cydriver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    names[2] = cydriver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
-    names[3] = cydriver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE
-    values[0], values[1], values[2], values[3] = &memory_type, &ordinal, &start, &extent
+    names[2] = cydriver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE
+    values[0], values[1], values[2] = &memory_type, &ordinal, &extent
     with nogil:
-        result = cydriver.cuPointerGetAttributes(4, names, values, address)
+        result = cydriver.cuPointerGetAttributes(3, names, values, address)
     check(result, b"cuPointerGetAttributes")
-    return memory_type == cydriver.CUmemorytype.CU_MEMORYTYPE_HOST, ordinal, <size_t>start, extent
+    return memory_type == cydriver.CUmemorytype.CU_MEMORYTYPE_HOST, ordinal, extent
 
 
 # --- in the queue -------------------------------------------------------------------------------------------------
@@ -152,11 +151,8 @@ cdef struct QueuedShare:
 cdef bint _give_back(void* data, Failure* failure) noexcept nogil:
     cdef QueuedShare* what = <QueuedShare*>data
     cdef const char* function = NULL
-    cdef bint pending = False
-    cdef cydriver.CUresult result = give_up_counted(what.entry, what.order, &pending, &function)
+    cdef cydriver.CUresult result = give_up_counted(what.entry, what.order, &what.pool.frees, &function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
-        if pending:  # behind the stream of another share. No job can be queued here: whoever imports it again looks
-            look_again(what.entry, NULL)
         what.entry = NULL
         return True
     failure.result = result
@@ -196,29 +192,3 @@ cdef int _queue_share(Record record, ImportReference reference, StreamHandle* or
         raise
     reference.pointer = NULL
     return CLOSE_QUEUED
-
-
-# --- frees that are pending ---------------------------------------------------------------------------------------
-
-
-cdef void _watch(ImportedPointer* entry, Record record) noexcept:
-    """Let the queue look at an entry, which counts as watched, once the streams are idle that its free is behind."""
-    cdef StreamHandle* order = NULL
-    cdef Job* job = NULL
-    cdef Busy busy
-    cdef int place
-    busy.streams = NULL
-    busy.count = 0
-    with nogil:
-        copy_streams(entry, &busy)
-    try:
-        for place in range(busy.count):
-            order = add_stream(order, busy.streams[place])
-        job = new_job(look_again, stop_watching, entry, record, order)
-        enqueue(job)
-    except Exception:  # no memory, no thread: the entry stays until the address is imported again
-        if job != NULL:
-            discard_job(job)
-        look_again(entry, NULL)
-    free(busy.streams)
-    release_stream(order)

@@ -9,6 +9,7 @@ cdef struct PoolHandle:
     long count
     cydriver.CUmemoryPool pool   # NULL once it is destroyed
     uint16_t generation          # of forks, when it was made
+    bint imported
     PendingFrees frees           # that may not have run yet
     PoolHandle* next             # among those that could not be destroyed
 

@@ -89,8 +89,21 @@ cdef bint _is_empty(cydriver.CUmemoryPool pool) noexcept nogil:
 
 
 cdef bint _is_idle(PoolHandle* handle, bint* blocked) noexcept nogil:
-    """Whether nothing of a pool is in use and no free is pending. For the last holder."""
-    return frees_have_run(&handle.frees, blocked) and (all_is_known(&handle.frees) or _is_empty(handle.pool))
+    """Whether nothing of a pool is in use and no free is pending. For the last holder.
+
+    A pool that was imported answers no question. It need not: the driver refuses to destroy it while it is used.
+    """
+    if not frees_have_run(&handle.frees, blocked):
+        return False
+    return handle.imported or all_is_known(&handle.frees) or _is_empty(handle.pool)
+
+
+cdef bint _is_used_elsewhere(PoolHandle* handle, cydriver.CUresult result) noexcept nogil:
+    """Whether an imported pool was refused to be given up since it was imported twice, and the other has buffers.
+
+    The driver gives one handle for both, which it counts.
+    """
+    return handle.imported and result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE
 
 
 cdef int _report_left(void* unused) noexcept:
@@ -139,8 +152,10 @@ cdef void _end(PoolHandle* handle, bint told) noexcept nogil:
         forget_frees(&handle.frees)
         free(handle)
         return
-    _last_refusal = result
     _keep(handle)
+    if _is_used_elsewhere(handle, result):
+        return
+    _last_refusal = result
     if not told:
         Py_AddPendingCall(_report_left, NULL)
 
@@ -153,7 +168,10 @@ cdef Readiness _may_be_destroyed(void* handle) noexcept nogil:
 
 
 cdef bint _destroy_later(void* handle, Failure* failure) noexcept nogil:
+    cdef bint imported = (<PoolHandle*>handle).imported
     _end(<PoolHandle*>handle, False)
+    if imported:
+        _try_left()  # another import of the same pool may have waited for this one
     return True
 
 
@@ -186,10 +204,14 @@ cdef PoolHandle* retain_pool(PoolHandle* handle) noexcept nogil:
 
 
 cdef void release_pool(PoolHandle* handle) noexcept nogil:
+    cdef bint imported
     if handle == NULL or __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) != 0:
         return
+    imported = handle.imported
     _try_left()
     _end(handle, False)
+    if imported:
+        _try_left()  # another import of the same pool may have waited for this one
 
 
 cdef PendingFrees* frees_of(object owner) noexcept:
@@ -261,6 +283,7 @@ cdef PoolReference _new_pool(cydriver.CUmemPoolProps* properties, int descriptor
     if handle == NULL:
         raise MemoryError("no memory for a pool handle")
     handle.count = 1
+    handle.imported = properties == NULL
     handle.generation = fork_generation()
     self.handle = handle
     ensure_driver()
@@ -304,7 +327,12 @@ cdef int destroy_pool(PoolReference reference) except -1:
         with nogil:
             _try_left()
             result = _destroy(handle.pool, &function)
+        if _is_used_elsewhere(handle, result):
+            return 0  # what ends the reference keeps it for another try
         check(result, function)
+        if handle.imported:
+            with nogil:
+                _try_left()
     handle.pool = NULL
     _live.fetch_sub(1)
     return 0

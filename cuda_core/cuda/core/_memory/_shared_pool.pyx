@@ -43,6 +43,9 @@ from cuda.core._start_method import warn_under_fork
 
 __all__ = []
 
+# What the driver answers to a descriptor that is none of a pool: INVALID_VALUE, NOT_SUPPORTED, UNKNOWN.
+_NO_POOL = (1, 801, 999)
+
 
 class _ImportedName:
     """By what name a buffer came from another process: it can be sent on, also when it is closed here."""
@@ -192,7 +195,7 @@ cdef class _SharedPool(_MemPool):
         try:
             reference = import_pool(number)
         except CUDAError as error:
-            if error.function == "cuMemPoolImportFromShareableHandle" and error.result == 1:
+            if error.function == "cuMemPoolImportFromShareableHandle" and error.result in _NO_POOL:
                 raise ValueError(f"file descriptor {given} is none of a memory pool") from error
             raise
         finally:
@@ -396,12 +399,10 @@ cdef class _SharedPool(_MemPool):
         if self._holdings is not None and self._owned_holding(address) is not None:
             abandon(share)  # else the owner would lose it
             raise OwnershipError(f"{<size_t>address:#x} has an owner already, which was not imported by its descriptor")
-        at_host, ordinal, start, extent = imported_range(address)
+        at_host, ordinal, extent = imported_range(address)
         if at_host != (self._ordinal < 0) or (self._ordinal >= 0 and ordinal != self._ordinal):
             where = "the host" if at_host else f"device {ordinal}"
             raise ValueError(f"the descriptor names memory of {where}, which is not that of this {type(self).__name__}")
-        if start != address:
-            raise ValueError("the descriptor does not name the beginning of an allocation")
         if size > extent:
             raise ValueError(f"the descriptor says a size of {size} bytes, and {extent} bytes are there")
         return 0
