@@ -210,11 +210,15 @@ def main(arguments=None):
     cupy.cuda.set_allocator(allocator)
     try:
         main_job(allocator, resource)
-        free = free_memory()  # by now everything is loaded that takes memory of its own
-        print("once more:")
-        main_job(allocator, resource)
-        kept = free - free_memory()
-        expect(kept <= 0, f"the second time took {kept} bytes that did not come back")
+        # CuPy and the driver take memory of their own, for code and streams, as they go: not in every round.
+        for _ in range(4):
+            free = free_memory()
+            print("once more:")
+            main_job(allocator, resource)
+            kept = free - free_memory()
+            if kept <= 0:
+                break
+        expect(kept <= 0, f"each round took memory that did not come back, the last one {kept} bytes")
     finally:
         cupy.cuda.set_allocator(before)
     if hasattr(resource, "close"):

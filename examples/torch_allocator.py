@@ -338,11 +338,15 @@ def main(arguments=None):
     allocator.activate()
     print(f"PyTorch {torch.__version__} on {type(resource).__name__}, {device.name}")
     main_job(allocator, resource)
-    free = free_memory()  # by now everything is loaded that takes memory of its own
-    print("once more:")
-    main_job(allocator, resource)
-    kept = free - free_memory()
-    expect(kept <= 0, f"the second time took {kept} bytes that did not come back")
+    # PyTorch and the driver take memory of their own, for code and streams, as they go: not in every round.
+    for _ in range(4):
+        free = free_memory()
+        print("once more:")
+        main_job(allocator, resource)
+        kept = free - free_memory()
+        if kept <= 0:
+            break
+    expect(kept <= 0, f"each round took memory that did not come back, the last one {kept} bytes")
     if hasattr(resource, "close"):
         resource.close()
     return 0
