@@ -2,7 +2,8 @@
 #
 #   make demo    the main job, on a GPU if there is one, else on the simulated driver
 #   make test    all tests, on the simulated driver unless DRIVER says otherwise
-#   make lint    style and likely mistakes
+#   make lint    style and likely mistakes; whether what is made from the sources is up to date
+#   make stubs   writes that anew: type stubs, and the page of differences from the released package
 #   make bench   times as ratios to plain driver calls
 #   make docs    the documentation, in docs/_build/html
 #   make clean   removes everything that the other commands made
@@ -22,7 +23,7 @@ WORKERS ?= auto
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: demo test test-sim test-package lint bench docs clean environment
+.PHONY: demo test test-sim test-package lint stubs bench docs clean environment
 
 BIN := $(abspath $(VENV))/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --quiet
@@ -33,7 +34,7 @@ WHEELS := build/wheels
 SIM_SOURCES := $(shell find driver_sim -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' \
 	-o -name '*.toml' -o -name '*.map' \) -not -path '*/build/*' -not -path '*/tests/*' 2>/dev/null)
 PACKAGE_SOURCES := pyproject.toml setup.py $(shell find cuda_core/cuda -type f \( -name '*.py' -o -name '*.pyx' \
-	-o -name '*.pxd' -o -name '*.hpp' -o -name '*.h' -o -name 'py.typed' \) 2>/dev/null)
+	-o -name '*.pxd' -o -name '*.pyi' -o -name '*.hpp' -o -name '*.h' -o -name 'py.typed' \) 2>/dev/null)
 
 demo: $(DONE)/package
 	$(BIN)/python examples/grow_buffer.py $(ARGS)
@@ -51,6 +52,10 @@ lint: $(DONE)/lint-tools
 	$(BIN)/ruff format --check .
 	PATH="$(BIN):$$PATH" cython-lint cuda_core/cuda
 	$(BIN)/python tools/check_sources.py
+	$(BIN)/python tools/make_stubs.py --check
+
+stubs: $(DONE)/lint-tools
+	$(BIN)/python tools/make_stubs.py
 
 bench: $(DONE)/package
 	$(BIN)/python benchmarks/run.py $(ARGS)

@@ -76,6 +76,8 @@ setup(
         compiler_directives={
             "language_level": 3,
             "embedsignature": True,
+            # Annotations are for readers and type checkers (tools/make_stubs.py): they check and convert nothing.
+            "annotation_typing": False,
             "warn.maybe_uninitialized": True,
             "warn.unused": True,
         },

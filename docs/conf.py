@@ -66,11 +66,26 @@ def find_from_the_top(app, env, node, contnode):
 
 def without_self(app, what, name, obj, options, signature, returns):
     """Leave out what nobody gives: the first argument of compiled functions, the arguments of what only raises."""
+    if what == "property" and (
+        signature or returns
+    ):  # compiled ones begin with a signature; on a page they are no calls
+        return "", ""
     if what == "class" and signature and signature.endswith("(*args, **kwargs)"):
         return "", returns
     return re.sub(r"^\((self|cls)(, )?(/, )?", "(", signature) if signature else signature, returns
 
 
+def without_type(app, what, name, obj, options, lines):
+    """Leave out the line with which Cython says the type of a property: the docstring says it, and more."""
+    if (
+        what in ("attribute", "property")
+        and lines
+        and re.match(rf"[\w.]*\b{name.rpartition('.')[2]}: ", lines[0])
+    ):
+        del lines[:2]
+
+
 def setup(app):
     app.connect("autodoc-process-signature", without_self)
+    app.connect("autodoc-process-docstring", without_type, priority=400)  # before the sections are read
     app.connect("missing-reference", find_from_the_top)

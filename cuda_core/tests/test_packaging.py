@@ -45,7 +45,9 @@ def test_the_rules_can_be_read_beside_the_module_compiled_from_them():
 def test_every_module_and_declaration_is_installed():
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     expected = {path.relative_to(SOURCES) for path in SOURCES.rglob("*.py")}
-    expected |= {path.relative_to(SOURCES) for path in SOURCES.rglob("*.pxd")}
+    for pattern in ("*.pxd", "*.pyi", "py.typed"):
+        expected |= {path.relative_to(SOURCES) for path in SOURCES.rglob(pattern)}
+    assert Path("py.typed") in expected
     expected |= {path.relative_to(SOURCES).with_suffix(suffix) for path in SOURCES.rglob("*.pyx")}
     assert sorted(str(path) for path in expected if not (INSTALLED / path).exists()) == []
 

@@ -31,7 +31,13 @@ def test_handle_return_raises_what_a_call_answered():
         cuda_utils.handle_return((1, 2))
 
 
-@pytest.mark.parametrize(("thing", "text"), [(None, "stream is required"), (7, "int: 7")])
+@pytest.mark.parametrize(
+    ("thing", "text"),
+    [
+        (None, "^stream is required and must not be None"),
+        (7, "^Stream or GraphBuilder expected, got int: 7$"),
+    ],
+)
 def test_a_stream_is_required(thing, text):
     with pytest.raises(TypeError, match=text):
         _stream.Stream_accept(thing)

@@ -6,6 +6,7 @@ needs no driver; the first call that does raises a clear error where there is no
 """
 
 import os
+from typing import TYPE_CHECKING
 
 from cuda.core import graph, utils
 from cuda.core._context import Context
@@ -100,16 +101,17 @@ _ABSENT = frozenset(
     }
 )
 
-
 if os.environ.get("CUDA_CORE_AUDIT"):  # whatever is allocated from here on is recorded
     from cuda.core.audit import _whole_program
 
     _whole_program.start(os.environ["CUDA_CORE_AUDIT"])
 
 
-def __getattr__(name: str) -> object:
-    if name in _ABSENT:
-        raise AttributeError(
-            f"cuda.core.{name} is not in this build: it has the memory layer of cuda-core 1.2.2 and what that needs"
-        )
-    raise AttributeError(f"module 'cuda.core' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker would believe that every name is there
+
+    def __getattr__(name: str) -> object:
+        if name in _ABSENT:
+            raise AttributeError(
+                f"cuda.core.{name} is not in this build: it has the memory layer of cuda-core 1.2.2 and what that needs"
+            )
+        raise AttributeError(f"module 'cuda.core' has no attribute {name!r}")

@@ -148,29 +148,29 @@ cdef class Context:
     The object names a context and does not own it: primary contexts live as long as the process.
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("Context objects cannot be made directly; use Device.context or Stream.context")
 
     @property
-    def handle(self):
+    def handle(self) -> driver.CUcontext | None:
         """The ``CUcontext`` as a ``cuda.bindings.driver`` object, or None when the context is closed."""
         return driver.CUcontext(<size_t>self._context) if self._context != NULL else None
 
     @property
-    def _handle(self):
+    def _handle(self) -> driver.CUcontext | None:
         return self.handle
 
     @property
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """Whether the object no longer names a context."""
         return self._context == NULL
 
     @property
-    def is_green(self):
+    def is_green(self) -> bool:
         """Whether this is a green context. This build makes none."""
         return False
 
-    def create_stream(self, options=None):
+    def create_stream(self, options: StreamOptions | dict[str, Any] | None = None) -> Stream:
         """Not for the contexts of this build; use :meth:`Device.create_stream`.
 
         Raises
@@ -180,7 +180,7 @@ cdef class Context:
         """
         raise RuntimeError("Context.create_stream() is for green contexts; use Device.create_stream() for this one")
 
-    def close(self):
+    def close(self) -> None:
         """Forget the context. It is not destroyed: the object never owned it. Closing twice is harmless.
 
         Raises
@@ -197,13 +197,13 @@ cdef class Context:
             raise AttributeError("Context.resources is not in this build, which makes no green contexts")
         raise AttributeError(f"'Context' object has no attribute {name!r}")
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Context):
             return NotImplemented
         return self._key == (<Context>other)._key
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self._key)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<Context handle={<size_t>self._context:#x} device={self.device_id}>"

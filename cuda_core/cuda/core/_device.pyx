@@ -69,7 +69,7 @@ class Device:
 
     __slots__ = ("__weakref__", "_device_id", "_memory_resource", "_properties")
 
-    def __new__(cls, device_id=None):
+    def __new__(cls, device_id: Device | int | None = None) -> Device:
         cdef cydriver.CUcontext context
         if isinstance(device_id, Device):
             return device_id
@@ -99,24 +99,24 @@ class Device:
         return known
 
     @classmethod
-    def get_all_devices(cls):
+    def get_all_devices(cls) -> tuple[Device, ...]:
         """Return all devices, in the order of their ordinals."""
         return tuple(cls(ordinal) for ordinal in range(device_count()))
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the device."""
         return self._device_id
 
     @property
-    def properties(self):
+    def properties(self) -> DeviceProperties:
         """DeviceProperties: what the device is and can do."""
         if self._properties is None:
             self._properties = DeviceProperties._init(self._device_id)
         return self._properties
 
     @property
-    def name(self):
+    def name(self) -> str:
         """str: the device's name, such as ``"NVIDIA H200"``."""
         cdef char text[256]
         cdef int ordinal = self._device_id
@@ -127,7 +127,7 @@ class Device:
         return (<const char*>text).decode()
 
     @property
-    def uuid(self):
+    def uuid(self) -> str:
         """str: the device's unique name, in the form 8-4-4-4-12."""
         cdef cydriver.CUuuid identity
         cdef int ordinal = self._device_id
@@ -139,7 +139,7 @@ class Device:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
     @property
-    def pci_bus_id(self):
+    def pci_bus_id(self) -> str:
         """str: the device's place on the bus, as ``domain:bus:device.function`` in hexadecimal digits."""
         cdef char text[64]
         cdef int ordinal = self._device_id
@@ -150,18 +150,18 @@ class Device:
         return (<const char*>text).decode()
 
     @property
-    def compute_capability(self):
+    def compute_capability(self) -> ComputeCapability:
         """ComputeCapability: version of the device's instruction set."""
         return ComputeCapability(
             self.properties.compute_capability_major, self.properties.compute_capability_minor
         )
 
     @property
-    def arch(self):
+    def arch(self) -> str:
         """str: the compute capability as compilers write it, such as ``"90"``."""
         return f"{self.compute_capability.major}{self.compute_capability.minor}"
 
-    def can_access_peer(self, peer):
+    def can_access_peer(self, peer: Device | int) -> bool:
         """Return whether this device can use memory of another. It can use its own.
 
         Parameters
@@ -191,7 +191,7 @@ class Device:
 
     # -- the current context ---------------------------------------------------------------------------------------
 
-    def set_current(self, ctx=None):
+    def set_current(self, ctx: Context | None = None) -> Context | None:
         """Make a context of this device current on the calling thread.
 
         Parameters
@@ -234,16 +234,16 @@ class Device:
         _context_of(self)
 
     @property
-    def context(self):
+    def context(self) -> Context:
         """Context: the context of this device that is current on the calling thread."""
         return wrap_context(_context_of(self), self._device_id)
 
     @property
-    def default_stream(self):
+    def default_stream(self) -> Stream:
         """Stream: the default stream, which stands for "no stream"."""
         return default_stream()
 
-    def sync(self):
+    def sync(self) -> None:
         """Wait, without the GIL, until all work in the device's current context has run."""
         cdef cydriver.CUresult result
         _context_of(self)
@@ -253,7 +253,9 @@ class Device:
 
     # -- what is made on a device ----------------------------------------------------------------------------------
 
-    def create_stream(self, obj=None, options=None):
+    def create_stream(
+        self, obj: IsStreamType | None = None, options: StreamOptions | dict[str, Any] | None = None
+    ) -> Stream:
         """Create a stream in the device's current context, or wrap one of another library.
 
         Parameters
@@ -274,7 +276,7 @@ class Device:
             return _stream.Stream_accept(obj, True)
         return create_stream(context, self._device_id, options)
 
-    def create_event(self, options=None):
+    def create_event(self, options: EventOptions | dict[str, Any] | None = None) -> Event:
         """Create an event in the device's current context.
 
         Parameters
@@ -294,7 +296,7 @@ class Device:
         cdef cydriver.CUcontext context = _context_of(self)
         return create_event(context, self._device_id, options, False)
 
-    def create_graph_builder(self):
+    def create_graph_builder(self) -> GraphBuilder:
         """Make a graph builder with a stream of its own, which goes with the builder.
 
         Returns
@@ -309,7 +311,7 @@ class Device:
         return _stream.graph_builder_factory(self.create_stream(), True)
 
     @property
-    def memory_resource(self):
+    def memory_resource(self) -> MemoryResource:
         """MemoryResource: what :meth:`allocate` allocates from, on the thread that this object belongs to.
 
         By default a :class:`DeviceMemoryResource` on the device's current pool; on a device without memory pools a
@@ -326,14 +328,14 @@ class Device:
         return self._memory_resource
 
     @memory_resource.setter
-    def memory_resource(self, resource):
+    def memory_resource(self, resource: MemoryResource) -> None:
         if not isinstance(resource, MemoryResource):
             raise TypeError(
                 f"memory_resource must be a MemoryResource, got {type(resource).__name__}: {shown(resource)}"
             )
         self._memory_resource = resource
 
-    def allocate(self, size, *, stream):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> Buffer:
         """Allocate from the device's :attr:`memory_resource`.
 
         Parameters
@@ -363,21 +365,21 @@ class Device:
             raise AttributeError(f"Device.{name} is not in this build, which has the memory layer of cuda-core")
         raise AttributeError(f"'Device' object has no attribute {name!r}")
 
-    def __int__(self):
+    def __int__(self) -> int:
         return self._device_id
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<Device {self._device_id} ({self.name})>"
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((Device, self._device_id))
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Device):
             return NotImplemented
         return self._device_id == other._device_id
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[object, ...]:
         return (Device, (self._device_id,))
 
 

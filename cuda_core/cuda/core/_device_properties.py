@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from cuda.bindings import driver
 from cuda.core._errors import CUDAError
@@ -17,7 +17,7 @@ class _Attribute(Generic[Kind]):
     """One attribute of a device: its name is that of the driver's, in lower case and without the prefix."""
 
     def __init__(self, kind: type[Kind], meaning: str) -> None:
-        self.kind = kind
+        self.kind: type[Kind] = kind
         self.__doc__ = f"{kind.__name__}: {meaning}"
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -32,7 +32,7 @@ class _Attribute(Generic[Kind]):
     def __get__(self, properties: DeviceProperties | None, owner: type) -> _Attribute[Kind] | Kind:
         if properties is None:
             return self
-        known = properties._known.get(self.name)
+        known: Kind | None = properties._known.get(self.name)
         if known is None:
             known = properties._known[self.name] = self.kind(properties._ask(self.name))
         return known
@@ -64,6 +64,8 @@ class DeviceProperties:
     """
 
     __slots__ = ("_known", "_ordinal")
+    _known: dict[str, Any]
+    _ordinal: int
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("DeviceProperties cannot be made directly; use Device.properties")

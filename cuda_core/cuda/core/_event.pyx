@@ -127,7 +127,7 @@ cdef class Event:
     Methods may be called from any thread. An event that is collected is destroyed like a closed one.
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("Event objects cannot be made directly; use Device.create_event or Stream.record")
 
     cdef int _ensure_open(self) except -1:
@@ -162,7 +162,7 @@ cdef class Event:
         if event != NULL:
             _destroy(self, event)
 
-    def close(self):
+    def close(self) -> None:
         """Destroy the event. The driver keeps it until what waits for it has run. Closing twice is harmless.
 
         Raises
@@ -190,30 +190,30 @@ cdef class Event:
             _destroy(self, self._event)
 
     @property
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """Whether the event has been closed, or is that of the process which forked this one."""
         return self._event == NULL or self._generation != fork_generation()
 
     @property
-    def is_timing_enabled(self):
+    def is_timing_enabled(self) -> bool:
         """bool: whether the event records times."""
         self._ensure_open()
         return self._timing
 
     @property
-    def is_blocking_sync(self):
+    def is_blocking_sync(self) -> bool:
         """bool: whether :meth:`sync` blocks the thread instead of polling."""
         self._ensure_open()
         return self._blocking
 
     @property
-    def is_ipc_enabled(self):
+    def is_ipc_enabled(self) -> bool:
         """bool: whether other processes can open the event. True also of one that was opened here."""
         self._ensure_open()
         return self._shared
 
     @property
-    def ipc_descriptor(self):
+    def ipc_descriptor(self) -> IPCEventDescriptor:
         """IPCEventDescriptor: the name by which another process can open the event. It keeps nothing alive.
 
         Raises
@@ -239,7 +239,7 @@ cdef class Event:
         return self._descriptor
 
     @classmethod
-    def from_ipc_descriptor(cls, ipc_descriptor):
+    def from_ipc_descriptor(cls, ipc_descriptor: IPCEventDescriptor) -> Event:
         """Open an event of another process, in the current context.
 
         Parameters
@@ -281,13 +281,13 @@ cdef class Event:
             raise RuntimeError("no CUDA context is current in which to open the event; call Device.set_current() first")
         return _open_event(ipc_descriptor)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[object, ...]:
         descriptor = self.ipc_descriptor
         warn_under_fork()
         return _receive_event, (descriptor, None if self._opened else self.device_id)
 
     @property
-    def is_done(self):
+    def is_done(self) -> bool:
         """Whether all work before the event has finished. True for an event that was never recorded.
 
         Raises
@@ -307,7 +307,7 @@ cdef class Event:
         check(result, b"cuEventQuery")
         return True
 
-    def sync(self):
+    def sync(self) -> None:
         """Wait, without the GIL, until all work before the event has finished."""
         cdef cydriver.CUresult result
         cdef cydriver.CUevent event = self.hold()
@@ -317,23 +317,23 @@ cdef class Event:
         check(result, b"cuEventSynchronize")
 
     @property
-    def handle(self):
+    def handle(self) -> driver.CUevent:
         """The ``CUevent`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
         return driver.CUevent(0 if self.is_closed else <size_t>self._event)
 
     @property
-    def context(self):
+    def context(self) -> Context | None:
         """Context or None: the context that the event was created in; None for one of another process."""
         self._ensure_open()
         return None if self._opened else wrap_context(self._context, self.device_id)
 
     @property
-    def device(self):
+    def device(self) -> Device | None:
         """Device or None: the device of the event's context; None for one of another process."""
         self._ensure_open()
         return None if self._opened else device_factory(self.device_id)
 
-    def __sub__(self, other):
+    def __sub__(self, other: Event) -> float:
         cdef float milliseconds = 0
         cdef Event later, earlier
         cdef cydriver.CUevent begin, end
@@ -360,15 +360,15 @@ cdef class Event:
         check(result, b"cuEventElapsedTime")
         return milliseconds
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):
             return NotImplemented
         return self is other or (self._event != NULL and self._event == (<Event>other)._event)
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((type(self), self._key))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         state = " closed" if self._event == NULL else " lost in a forked process" if self.is_closed else ""
         return f"<Event handle={self._key:#x} device={self.device_id}{state}>"
 

@@ -25,7 +25,7 @@ cdef class IPCEventDescriptor:
     same event.
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("IPCEventDescriptor objects cannot be made directly; they come from Event.ipc_descriptor")
 
     @staticmethod
@@ -55,17 +55,17 @@ cdef class IPCEventDescriptor:
         memcpy(&handle, <const char*>payload, sizeof(handle))
         return name_event(&handle, is_blocking_sync)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[object, ...]:
         payload = PyBytes_FromStringAndSize(<const char*>&self.handle, sizeof(self.handle))
         blocking = bool(self.blocking)
         return IPCEventDescriptor._init, (payload, blocking, check_of("event", payload, blocking))
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, IPCEventDescriptor):
             return NotImplemented
         return memcmp(&self.handle, &(<IPCEventDescriptor>other).handle, sizeof(self.handle)) == 0
 
     __hash__ = None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "<IPCEventDescriptor>"

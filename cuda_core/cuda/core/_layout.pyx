@@ -84,7 +84,13 @@ cdef class _StridedLayout:
     84
     """
 
-    def __init__(self, tuple shape not None, tuple strides, itemsize, bint divide_strides=False):
+    def __init__(
+        self,
+        tuple shape not None: tuple[int, ...],
+        tuple strides: tuple[int, ...] | None,
+        itemsize: int,
+        bint divide_strides=False,
+    ) -> None:
         cdef int size = positive_itemsize(itemsize)
         cdef tuple extents = extents_of(shape)
         cdef list steps
@@ -105,7 +111,9 @@ cdef class _StridedLayout:
         self.itemsize = size
 
     @classmethod
-    def dense(cls, tuple shape not None, itemsize, stride_order="C"):
+    def dense(
+        cls, tuple shape not None: tuple[int, ...], itemsize: int, stride_order: str | tuple[int, ...] = "C"
+    ) -> _StridedLayout:
         """Make a layout without gaps.
 
         Parameters
@@ -128,7 +136,9 @@ cdef class _StridedLayout:
         )
 
     @classmethod
-    def dense_like(cls, _StridedLayout other not None, stride_order="K"):
+    def dense_like(
+        cls, _StridedLayout other not None, stride_order: str | tuple[int, ...] = "K"
+    ) -> _StridedLayout:
         """Make a layout with the shape and itemsize of another, without gaps and without offset.
 
         Parameters
@@ -150,14 +160,14 @@ cdef class _StridedLayout:
             strides = ordered_strides(other._shape, stride_order, "'K', 'C', 'F'")
         return new_layout(other._shape, strides, other.itemsize, 0)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (self._shape, self._strides, self.itemsize, self.slice_offset)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         offset = f", _slice_offset={self.slice_offset}" if self.slice_offset else ""
         return f"_StridedLayout(shape={self._shape}, strides={self._strides}, itemsize={self.itemsize}{offset})"
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         cdef _StridedLayout that
         if not isinstance(other, _StridedLayout):
             return NotImplemented
@@ -172,22 +182,22 @@ cdef class _StridedLayout:
     # -- what it says ----------------------------------------------------------------------------------------------
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         """int: the number of dimensions."""
         return len(self._shape)
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         """tuple of int: the extent of each dimension."""
         return self._shape
 
     @property
-    def strides(self):
+    def strides(self) -> tuple[int, ...] | None:
         """tuple of int or None: the strides in elements; None for C order without gaps."""
         return self._strides
 
     @property
-    def strides_in_bytes(self):
+    def strides_in_bytes(self) -> tuple[int, ...] | None:
         """tuple of int or None: the strides in bytes."""
         if self._strides is None:
             return None
@@ -198,7 +208,7 @@ cdef class _StridedLayout:
         return dense_strides(self._shape, range(len(self._shape))) if self._strides is None else self._strides
 
     @property
-    def stride_order(self):
+    def stride_order(self) -> tuple[int, ...]:
         """tuple of int: the axes, from the largest stride to the smallest. Signs do not count; of equal strides the
         larger extent comes first."""
         if self._strides is None:
@@ -207,7 +217,7 @@ cdef class _StridedLayout:
         return tuple(sorted(range(len(shape)), key=lambda axis: (-abs(strides[axis]), -shape[axis])))
 
     @property
-    def volume(self):
+    def volume(self) -> int:
         """int: the number of elements."""
         if self._volume is None:
             self._volume = fitting(math.prod(self._shape))
@@ -225,7 +235,7 @@ cdef class _StridedLayout:
         return True
 
     @property
-    def is_unique(self):
+    def is_unique(self) -> bool:
         """bool: whether no two elements certainly share an address. False may be wrong for strides made by hand."""
         if self._strides is None or not self.volume:
             return True
@@ -239,29 +249,29 @@ cdef class _StridedLayout:
         return True
 
     @property
-    def is_contiguous_c(self):
+    def is_contiguous_c(self) -> bool:
         """bool: whether the elements lie without gaps in C order, wherever the first one lies."""
         return not self.volume or self._strides is None or self._is_dense_in(range(len(self._shape)))
 
     @property
-    def is_contiguous_f(self):
+    def is_contiguous_f(self) -> bool:
         """bool: whether the elements lie without gaps in Fortran order, wherever the first one lies."""
         if self._strides is None:
             return not self.volume or sum([extent != 1 for extent in self._shape]) <= 1
         return self._is_dense_in(range(len(self._shape))[::-1])
 
     @property
-    def is_contiguous_any(self):
+    def is_contiguous_any(self) -> bool:
         """bool: whether the elements lie without gaps in some order of axes, with no stride negative."""
         return not self.volume or self._strides is None or self._is_dense_in(self.stride_order)
 
     @property
-    def is_dense(self):
+    def is_dense(self) -> bool:
         """bool: whether it is contiguous in some order and begins at offset 0."""
         return self.slice_offset == 0 and self.is_contiguous_any
 
     @property
-    def offset_bounds(self):
+    def offset_bounds(self) -> tuple[int, int]:
         """tuple of int: the lowest and the highest offset of an element; ``(0, -1)`` if there is none."""
         low = high = self.slice_offset
         if not self.volume:
@@ -275,21 +285,21 @@ cdef class _StridedLayout:
         return (fitting(low), fitting(high))
 
     @property
-    def min_offset(self):
+    def min_offset(self) -> int:
         """int: the lowest offset of an element, in elements."""
         return self.offset_bounds[0]
 
     @property
-    def max_offset(self):
+    def max_offset(self) -> int:
         """int: the highest offset of an element, in elements."""
         return self.offset_bounds[1]
 
     @property
-    def slice_offset_in_bytes(self):
+    def slice_offset_in_bytes(self) -> int:
         """int: where the element at index ``(0, ..., 0)`` lies, in bytes."""
         return fitting(self.slice_offset * <object>self.itemsize)
 
-    def required_size_in_bytes(self):
+    def required_size_in_bytes(self) -> int:
         """Return how large the memory behind offset 0 must be, in bytes.
 
         Raises
@@ -305,7 +315,7 @@ cdef class _StridedLayout:
             )
         return fitting((high + 1) * self.itemsize)
 
-    def flattened_axis_mask(self):
+    def flattened_axis_mask(self) -> int:
         """Return a mask of the axes that :meth:`flattened` can merge with the axis before them."""
         strides, mask = self._known_strides(), 0
         for axis in range(1, len(self._shape)):
@@ -313,7 +323,7 @@ cdef class _StridedLayout:
                 mask |= <object>1 << axis
         return mask
 
-    def max_compatible_itemsize(self, max_itemsize=16, data_ptr=0, axis=-1):
+    def max_compatible_itemsize(self, max_itemsize: int = 16, data_ptr: int = 0, axis: int = -1) -> int:
         """Return the largest itemsize up to ``max_itemsize`` with which :meth:`repacked` works.
 
         Parameters
@@ -347,11 +357,11 @@ cdef class _StridedLayout:
 
     # -- other layouts of the same memory --------------------------------------------------------------------------
 
-    def to_dense(self, stride_order="K"):
+    def to_dense(self, stride_order: str | tuple[int, ...] = "K") -> _StridedLayout:
         """Return :meth:`dense_like` of this layout."""
         return _StridedLayout.dense_like(self, stride_order)
 
-    def reshaped(self, tuple shape not None):
+    def reshaped(self, tuple shape not None: tuple[int, ...]) -> _StridedLayout:
         """Return a layout with another shape, whose elements in C order are the same.
 
         Parameters
@@ -399,7 +409,7 @@ cdef class _StridedLayout:
                 left, stride = left // extent, stride * extent
         return _derived(self, extents, strides)
 
-    def permuted(self, tuple axis_order not None):
+    def permuted(self, tuple axis_order not None: tuple[int, ...]) -> _StridedLayout:
         """Return the layout with its axes in another order.
 
         Raises
@@ -419,7 +429,7 @@ cdef class _StridedLayout:
         strides = self._known_strides()
         return _derived(self, [self._shape[axis] for axis in axes], [strides[axis] for axis in axes])
 
-    def flattened(self, start_axis=0, end_axis=-1, mask=None):
+    def flattened(self, start_axis: int = 0, end_axis: int = -1, mask: int | None = None) -> _StridedLayout:
         """Merge neighbouring axes wherever one stride can do the work of both.
 
         Parameters
@@ -459,14 +469,14 @@ cdef class _StridedLayout:
                 steps.append(strides[axis])
         return new_layout(tuple(extents), tuple(steps), self.itemsize, self.slice_offset)
 
-    def squeezed(self):
+    def squeezed(self) -> _StridedLayout:
         """Return the layout without its extents of 1; without elements, one with shape ``(0,)``."""
         if not self.volume:
             return new_layout((0,), (0,), self.itemsize, self.slice_offset)
         kept = [pair for pair in zip(self._shape, self._known_strides()) if pair[0] != 1]
         return _derived(self, [extent for extent, _ in kept], [stride for _, stride in kept])
 
-    def unsqueezed(self, axis):
+    def unsqueezed(self, axis: int | tuple[int, ...]) -> _StridedLayout:
         """Return the layout with further axes of extent 1.
 
         Parameters
@@ -493,7 +503,7 @@ cdef class _StridedLayout:
         pairs.reverse()
         return _derived(self, [extent for extent, _ in pairs], [stride for _, stride in pairs])
 
-    def broadcast_to(self, tuple shape not None):
+    def broadcast_to(self, tuple shape not None: tuple[int, ...]) -> _StridedLayout:
         """Return the layout with its extents of 1, and extents in front of all, repeated.
 
         Raises
@@ -520,7 +530,9 @@ cdef class _StridedLayout:
                 strides[more + axis] = 0
         return _derived(self, extents, strides)
 
-    def repacked(self, itemsize, data_ptr=0, axis=-1, bint keep_dim=True):
+    def repacked(
+        self, itemsize: int, data_ptr: int = 0, axis: int = -1, bint keep_dim=True
+    ) -> _StridedLayout:
         """Return a layout of the same bytes with elements of another size.
 
         Parameters
@@ -574,7 +586,7 @@ cdef class _StridedLayout:
             del shape[where], strides[where]
         return new_layout(tuple(shape), tuple(strides), size, self.slice_offset // factor)
 
-    def sliced(self, slices):
+    def sliced(self, slices: int | slice | tuple[int | slice, ...]) -> _StridedLayout:
         """Return the layout of a part, chosen as by indexing.
 
         Parameters
@@ -615,7 +627,7 @@ cdef class _StridedLayout:
         part.slice_offset = fitting(offset)
         return part
 
-    def __getitem__(self, slices):
+    def __getitem__(self, slices: int | slice | tuple[int | slice, ...]) -> _StridedLayout:
         return self.sliced(slices)
 
 

@@ -95,7 +95,7 @@ cdef class StridedMemoryView:
 
     __dlpack_c_exchange_api__ = PyCapsule_New(&_exchange_api, b"dlpack_exchange_api", NULL)
 
-    def __init__(self, obj=None, stream_ptr=None):
+    def __init__(self, obj: object | None = None, stream_ptr: int | None = None) -> None:
         if self._known_layout is not None:
             raise RuntimeError("this StridedMemoryView was made already, and consumers may depend on what it is")
         if obj is None:
@@ -129,7 +129,7 @@ cdef class StridedMemoryView:
         free(self._numbers)
 
     @classmethod
-    def from_dlpack(cls, obj, stream_ptr=None):
+    def from_dlpack(cls, obj: object, stream_ptr: int | None = None) -> StridedMemoryView:
         """View an array through DLPack.
 
         Parameters
@@ -157,7 +157,7 @@ cdef class StridedMemoryView:
         return self
 
     @classmethod
-    def from_cuda_array_interface(cls, obj, stream_ptr=None):
+    def from_cuda_array_interface(cls, obj: object, stream_ptr: int | None = None) -> StridedMemoryView:
         """View an array through ``__cuda_array_interface__``, version 3 or later.
 
         Parameters
@@ -186,7 +186,7 @@ cdef class StridedMemoryView:
         return self
 
     @classmethod
-    def from_array_interface(cls, obj):
+    def from_array_interface(cls, obj: object) -> StridedMemoryView:
         """View an array of the host through ``__array_interface__``, such as NumPy's.
 
         Parameters
@@ -211,7 +211,7 @@ cdef class StridedMemoryView:
         return self
 
     @classmethod
-    def from_any_interface(cls, obj, stream_ptr=None):
+    def from_any_interface(cls, obj: object, stream_ptr: int | None = None) -> StridedMemoryView:
         """View an array through DLPack, or else through ``__cuda_array_interface__``.
 
         Parameters
@@ -237,8 +237,16 @@ cdef class StridedMemoryView:
         raise BufferError(_NO_PROTOCOL)
 
     @classmethod
-    def from_buffer(cls, buffer, tuple shape not None, tuple strides=None, *, itemsize=None, dtype=None,
-                    bint is_readonly=False):
+    def from_buffer(
+        cls,
+        buffer: Buffer,
+        tuple shape not None: tuple[int, ...],
+        tuple strides: tuple[int, ...] | None = None,
+        *,
+        itemsize: int | None = None,
+        dtype: numpy.dtype[Any] | None = None,
+        bint is_readonly=False,
+    ) -> StridedMemoryView:
         """View a buffer as an array. The view is a loan on the buffer. No stream waits for another.
 
         Parameters
@@ -294,7 +302,9 @@ cdef class StridedMemoryView:
         self._record = buffer
         return self
 
-    def view(self, layout=None, dtype=None):
+    def view(
+        self, layout: _StridedLayout | None = None, dtype: numpy.dtype[Any] | None = None
+    ) -> StridedMemoryView:
         """Return the same memory with another layout or type. It keeps the memory by itself.
 
         Parameters
@@ -340,7 +350,7 @@ cdef class StridedMemoryView:
             other._dl_type, other._typestr = self._dl_type, self._typestr
         return other
 
-    def close(self):
+    def close(self) -> None:
         """Let go of the memory. Closing twice is harmless. What was exported or viewed from here keeps it."""
         self._close()
 
@@ -358,15 +368,20 @@ cdef class StridedMemoryView:
         return 0
 
     @property
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """bool: whether the view has let go of its memory."""
         return self._place is None
 
-    def __enter__(self):
+    def __enter__(self) -> StridedMemoryView:
         self._ensure_open()
         return self
 
-    def __exit__(self, exc_type, exc_value, traceback):
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     cdef int _ensure_open(self) except -1:
@@ -378,24 +393,24 @@ cdef class StridedMemoryView:
     # -- what it says ----------------------------------------------------------------------------------------------
 
     @property
-    def _layout(self):
+    def _layout(self) -> _StridedLayout:
         """_StridedLayout: where the elements lie, relative to :attr:`ptr`."""
         if self._known_layout is None:
             raise ValueError("Cannot infer layout from the exporting object")
         return self._known_layout
 
     @property
-    def size(self):
+    def size(self) -> int:
         """int: the number of elements."""
         return self._layout.volume
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         """tuple of int: the extent of each dimension."""
         return self._layout.shape
 
     @property
-    def strides(self):
+    def strides(self) -> tuple[int, ...] | None:
         """tuple of int or None: the strides in elements; None where the exporter gave none: C order without gaps."""
         return self._layout.strides
 
@@ -406,7 +421,7 @@ cdef class StridedMemoryView:
             return None
 
     @property
-    def dtype(self):
+    def dtype(self) -> numpy.dtype[Any] | None:
         """numpy.dtype or None: the type of an element, None where only its size is known.
 
         Raises
@@ -421,7 +436,7 @@ cdef class StridedMemoryView:
                 self._known_dtype = typestr_dtype(self._typestr)
         return self._known_dtype
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         layout = self._known_layout
         if layout is None:
             return "StridedMemoryView()"
@@ -458,7 +473,14 @@ cdef class StridedMemoryView:
         kind.lanes = 1
         return kind
 
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
         """Lend the memory on, in a capsule of DLPack, which keeps it as the view does.
 
         Parameters
@@ -509,18 +531,30 @@ cdef class StridedMemoryView:
             self._source, self._record, number, versioned,
         )
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> tuple[int, int]:
         """Return where the memory lies as a DLPack device type and device id."""
         self._ensure_open()
         return self._place
 
-    def copy_from(self, other, stream, allocator=None, blocking=None):
+    def copy_from(
+        self,
+        other: StridedMemoryView,
+        stream: Stream,
+        allocator: object | None = None,
+        blocking: bool | None = None,
+    ) -> None:
         """Raises NotImplementedError, as in cuda-core 1.2.2."""
         if not isinstance(other, StridedMemoryView):
             raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {shown(other)}")
         raise NotImplementedError("Sorry, not supported: copy_from of a view; see Buffer.copy_from")
 
-    def copy_to(self, other, stream=None, allocator=None, blocking=None):
+    def copy_to(
+        self,
+        other: StridedMemoryView,
+        stream: Stream | None = None,
+        allocator: object | None = None,
+        blocking: bool | None = None,
+    ) -> None:
         """Raises NotImplementedError, as in cuda-core 1.2.2."""
         if not isinstance(other, StridedMemoryView):
             raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {shown(other)}")

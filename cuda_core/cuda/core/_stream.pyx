@@ -196,7 +196,7 @@ cdef class Stream:
     options of its own keeps up to four streams in which its memory was freed last.
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("Stream objects cannot be made directly; use Device.create_stream or Stream.from_handle")
 
     @staticmethod
@@ -209,7 +209,7 @@ cdef class Stream:
         return self
 
     @staticmethod
-    def from_handle(handle):
+    def from_handle(handle: driver.CUstream | int) -> Stream:
         """Wrap a ``CUstream`` that somebody else owns.
 
         Parameters
@@ -244,7 +244,7 @@ cdef class Stream:
             handle = retain_stream(self._handle)
         return handle
 
-    def close(self):
+    def close(self) -> None:
         """Let go of the stream. Closing twice is harmless.
 
         A stream created here is destroyed once no buffer holds it any more; the driver finishes its work first.
@@ -267,22 +267,22 @@ cdef class Stream:
                 release_stream(handle)
 
     @property
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """Whether the object has let go of its stream, or the stream is that of the process which forked this one."""
         return self._handle == NULL or is_inherited(self._handle)
 
-    def __cuda_stream__(self):
+    def __cuda_stream__(self) -> tuple[int, int]:
         """Return ``(0, address)``, the protocol by which other libraries accept this stream."""
         self._ensure_open()
         return (0, <size_t>self._handle.stream)
 
     @property
-    def handle(self):
+    def handle(self) -> driver.CUstream:
         """The ``CUstream`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
         return driver.CUstream(0 if self.is_closed else <size_t>self._handle.stream)
 
     @property
-    def is_nonblocking(self):
+    def is_nonblocking(self) -> bool:
         """bool: whether the stream does not wait for the legacy default stream.
 
         Raises
@@ -313,7 +313,7 @@ cdef class Stream:
         return bool(self._nonblocking)
 
     @property
-    def priority(self):
+    def priority(self) -> int:
         """The stream's priority; lower numbers run first."""
         cdef int priority = 0
         cdef cydriver.CUresult result
@@ -329,7 +329,7 @@ cdef class Stream:
             self._priority = priority
         return self._priority
 
-    def sync(self):
+    def sync(self) -> None:
         """Wait, without the GIL, until all work in the stream has run.
 
         Raises
@@ -350,7 +350,9 @@ cdef class Stream:
             release_stream(handle)
         check(result, function)
 
-    def record(self, event=None, options=None):
+    def record(
+        self, event: Event | None = None, options: EventOptions | dict[str, Any] | None = None
+    ) -> Event:
         """Put an event into the stream.
 
         Parameters
@@ -416,7 +418,7 @@ cdef class Stream:
             with nogil:
                 cydriver.cuCtxPopCurrent(&popped)
 
-    def wait(self, event_or_stream):
+    def wait(self, event_or_stream: Event | Stream | IsStreamType) -> None:
         """Let all later work of this stream wait for an event, or for what is in another stream now.
 
         Parameters
@@ -489,17 +491,17 @@ cdef class Stream:
         return context
 
     @property
-    def context(self):
+    def context(self) -> Context:
         """The context of the stream; for a default stream, the calling thread's current one."""
         cdef cydriver.CUcontext context = self._context_handle()
         return wrap_context(context, device_of_context(context))
 
     @property
-    def device(self):
+    def device(self) -> Device:
         """The device of the stream's context."""
         return device_factory(device_of_context(self._context_handle()))
 
-    def create_graph_builder(self):
+    def create_graph_builder(self) -> GraphBuilder:
         """Make a builder that captures what is put into this stream while it is building.
 
         Returns
@@ -515,17 +517,17 @@ cdef class Stream:
         self._ensure_open()
         return graph_builder_factory(self, False)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
             return NotImplemented
         if self is other:
             return True
         return self._handle != NULL and (<Stream>other)._handle != NULL and self._key == (<Stream>other)._key
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((type(self), self._key))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         if self._handle == NULL:
             return f"<Stream handle={self._key:#x} closed>"
         if is_inherited(self._handle):
@@ -588,7 +590,7 @@ cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=False):
     Raises
     ------
     TypeError
-        If ``arg`` is None ("stream is required") or no stream.
+        If ``arg`` is None or no stream.
     RuntimeError
         If the stream is closed, or what ``__cuda_stream__`` gives is not what the protocol says.
     """
@@ -602,10 +604,12 @@ cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=False):
         stream._ensure_open()
         return stream
     if arg is None:
-        raise TypeError("stream is required, got None")
+        raise TypeError(
+            "stream is required and must not be None: pass device.default_stream to mean the default stream"
+        )
     protocol = getattr(arg, "__cuda_stream__", None) if allow_stream_protocol else None
     if protocol is None:
-        raise TypeError(f"stream must be a Stream, got {type(arg).__name__}: {shown(arg)}")
+        raise TypeError(f"Stream or GraphBuilder expected, got {type(arg).__name__}: {shown(arg)}")
     answer = protocol() if callable(protocol) else protocol
     try:
         version, address = answer
@@ -619,8 +623,8 @@ cpdef Stream Stream_accept(object arg, bint allow_stream_protocol=False):
     return _wrap_foreign(_address(address), arg)
 
 
-LEGACY_DEFAULT_STREAM = Stream._token(1)
-PER_THREAD_DEFAULT_STREAM = Stream._token(2)
+LEGACY_DEFAULT_STREAM: Stream = Stream._token(1)
+PER_THREAD_DEFAULT_STREAM: Stream = Stream._token(2)
 
 
 cdef Stream _chosen_default():

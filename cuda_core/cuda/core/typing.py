@@ -5,7 +5,9 @@ Each enumeration is one of strings: wherever a member is accepted, its string va
 """
 
 import enum
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from cuda.bindings import driver
 
 __all__ = [
     "DevicePointerType",
@@ -18,7 +20,7 @@ __all__ = [
     "VirtualMemoryLocationType",
 ]
 
-DevicePointerType: TypeAlias = Any
+DevicePointerType: TypeAlias = driver.CUdeviceptr | int | None
 """A device address: an ``int``, a ``cuda.bindings.driver.CUdeviceptr``, or None."""
 
 
@@ -80,3 +82,30 @@ class VirtualMemoryAllocationType(_StringEnum):
 
     PINNED = "pinned"  #: stays where it was allocated
     MANAGED = "managed"  #: refused: the driver makes no managed virtual memory
+
+
+# Public names of cuda-core 1.2.2 that belong to what this build does not have.
+_ABSENT = frozenset(
+    {
+        "AddressModeType",
+        "ArrayFormatType",
+        "CompilerBackendType",
+        "DeviceResourcesType",
+        "FilterModeType",
+        "GraphConditionalType",
+        "GraphMemoryType",
+        "ObjectCodeFormatType",
+        "PCHStatusType",
+        "ProcessStateType",
+        "ReadModeType",
+        "SourceCodeType",
+        "WorkqueueSharingScopeType",
+    }
+)
+
+if not TYPE_CHECKING:  # a checker would believe that every name is there
+
+    def __getattr__(name: str) -> object:
+        if name in _ABSENT:
+            raise AttributeError(f"cuda.core.typing.{name} is not in this build")
+        raise AttributeError(f"module 'cuda.core.typing' has no attribute {name!r}")

@@ -145,7 +145,7 @@ def test_options_are_checked_when_given_and_when_assigned(name, value):
 
 @pytest.mark.parametrize("value", [5, "s", object()])
 def test_an_upload_stream_is_a_stream(value):
-    with pytest.raises(TypeError, match="stream must be a Stream"):
+    with pytest.raises(TypeError, match="Stream or GraphBuilder expected"):
         GraphCompleteOptions(upload_stream=value)
 
 

@@ -95,11 +95,15 @@ def test_what_is_no_size_is_refused_before_any_call(source, stream, driver_watch
 @pytest.mark.parametrize("size", [0, 4096])
 def test_what_is_no_stream_is_refused_before_any_call(source, driver_watch, wrong, size):
     with driver_watch.no_call():
-        with pytest.raises(TypeError, match="stream is required" if wrong is None else "stream must be"):
+        with pytest.raises(
+            TypeError, match="stream is required" if wrong is None else "Stream or GraphBuilder expected"
+        ):
             source.resource.allocate(size, stream=wrong)
         with pytest.raises(TypeError, match="stream"):
             source.resource.allocate(size)
-        with pytest.raises(TypeError, match="stream is required" if wrong is None else "stream must be"):
+        with pytest.raises(
+            TypeError, match="stream is required" if wrong is None else "Stream or GraphBuilder expected"
+        ):
             source.resource.deallocate(4096, size, stream=wrong)
 
 

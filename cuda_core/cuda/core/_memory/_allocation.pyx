@@ -73,7 +73,7 @@ cdef uint64_t newest_serial() noexcept nogil:
     return _serial.load()
 
 
-def live_memory():
+def live_memory() -> dict[str, int]:
     """Return how many records must still return something, and what the ranges among them hold."""
     counts = live_parts()
     counts["buffers"] = live_count()
@@ -142,8 +142,9 @@ class FreeFunction:
     """What stands in a record in the place of a resource where memory is freed by a function."""
 
     __slots__ = ("function",)
+    function: Callable[..., object]
 
-    def __init__(self, function):
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
 
 
@@ -352,18 +353,18 @@ cdef class Record:
         return f"buffer #{self.serial}, {self.size} bytes at {<size_t>self.pointer:#x}{resource}"
 
     @property
-    def ownership(self):
+    def ownership(self) -> Ownership:
         """Ownership: who must return the allocation. Readable in every state, from every thread."""
         return _STATES[self.state()]
 
     @property
-    def transferred_to(self):
+    def transferred_to(self) -> TransferredTo | None:
         """TransferredTo or None: who took the allocation over, for a TRANSFERRED buffer."""
         cdef int taker = self.taker()
         return TransferredTo(taker) if taker else None
 
     @property
-    def loans(self):
+    def loans(self) -> int:
         """int: how many exports of this memory are open."""
         return 0 if self.generation != fork_generation() else self.open_loans()
 

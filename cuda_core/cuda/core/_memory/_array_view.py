@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from cuda.core._error_text import shown
+
+if TYPE_CHECKING:
+    from cuda.core._memory._buffer import Buffer
 
 __all__ = ["ArrayView"]
 
@@ -28,8 +32,11 @@ class ArrayView:
     ...     cupy.asarray(view)[:] = 1
     """
 
-    def __init__(self, buffer: Any, typestr: Any = "|u1", shape: Any = None) -> None:
+    def __init__(
+        self, buffer: Buffer, typestr: str = "|u1", shape: int | Sequence[int] | None = None
+    ) -> None:
         self._part: Any = None
+        extents: tuple[int, ...]
         text = getattr(typestr, "str", typestr)
         if not isinstance(text, str) or len(text) < 3 or text[0] not in "<>|=" or not text[2:].isdigit():
             raise ValueError(f"typestr must be an array interface type such as '<f4', got {shown(typestr)}")

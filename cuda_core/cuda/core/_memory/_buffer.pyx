@@ -170,7 +170,7 @@ cdef class Buffer(Record):
     <Ownership.OWNED: 1>
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("Buffer objects cannot be made directly; use a MemoryResource or Buffer.from_handle")
 
     def __del__(self):
@@ -189,7 +189,15 @@ cdef class Buffer(Record):
             )
 
     @staticmethod
-    def from_handle(ptr, size, mr=None, owner=None, *, stream=None, deallocate=None):
+    def from_handle(
+        ptr: DevicePointerType,
+        size: int,
+        mr: MemoryResource | None = None,
+        owner: object | None = None,
+        *,
+        stream: Stream | GraphBuilder | None = None,
+        deallocate: Callable[[int, int, Stream | None], object] | None = None,
+    ) -> Buffer:
         """Make a buffer around memory that exists already.
 
         Parameters
@@ -233,7 +241,7 @@ cdef class Buffer(Record):
         take_handle(self, ptr, size, mr, owner, stream, deallocate)
         return self
 
-    def detach(self):
+    def detach(self) -> Allocation:
         """Give the allocation out of the hands of buffers; the buffer becomes TRANSFERRED.
 
         Returns
@@ -266,7 +274,7 @@ cdef class Buffer(Record):
         return allocation
 
     @staticmethod
-    def adopt(allocation, mr=None):
+    def adopt(allocation: Allocation, mr: MemoryResource | None = None) -> Buffer:
         """Take up a detached allocation, once.
 
         Parameters
@@ -292,7 +300,7 @@ cdef class Buffer(Record):
             raise TypeError(f"allocation must be an Allocation, got {type(allocation).__name__}: {shown(allocation)}")
         return _take(allocation, mr, "adopted")
 
-    def move_to(self, mr):
+    def move_to(self, mr: MemoryResource) -> Buffer:
         """Let another resource of the same type and device free the memory; the buffer becomes TRANSFERRED.
 
         Parameters
@@ -317,7 +325,7 @@ cdef class Buffer(Record):
             raise TypeError("mr must be a MemoryResource, got None")
         return _take(self, mr, "moved")
 
-    def close(self, stream=None, *, wait=True):
+    def close(self, stream: Stream | GraphBuilder | None = None, *, wait: bool = True) -> CloseResult:
         """Return the memory, or end the borrow. Closing twice is harmless.
 
         Parameters
@@ -359,23 +367,28 @@ cdef class Buffer(Record):
         finally:
             release_stream(order)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self.ensure_usable()
         return self
 
-    def __exit__(self, exc_type, exc_value, traceback):
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
         # A Python-defined deallocate that failed may have freed or not: it is asked again by an explicit close only.
         cdef bint cannot_know = self.deleter == ask_python or self.deleter == ask_function
         cdef int event = EVENT_BEGIN_AUTOMATIC_RELEASE if cannot_know else EVENT_BEGIN_RELEASE
-        if exc_value is None:
+        if exc_val is None:
             close_record(self, event, NULL, WAIT)
             return
         try:
             close_record(self, event, NULL, WAIT)
         except Exception as error:
-            _add_note(exc_value, f"leaving the block could not return {self.describe()}: {error}")
+            _add_note(exc_val, f"leaving the block could not return {self.describe()}: {error}")
 
-    def set_deallocation_stream(self, stream):
+    def set_deallocation_stream(self, stream: Stream | GraphBuilder) -> None:
         """Replace the stream that orders the release. Nothing waits.
 
         Parameters
@@ -399,7 +412,7 @@ cdef class Buffer(Record):
         finally:
             release_stream(order)  # the old stream, or the new one that was refused
 
-    def record_stream(self, stream):
+    def record_stream(self, stream: Stream | GraphBuilder) -> None:
         """Add a stream to those that order the release. Nothing waits.
 
         Parameters
@@ -426,7 +439,7 @@ cdef class Buffer(Record):
             self.stream = add_stream(self.stream, order)
 
     @property
-    def release_on_collection(self):
+    def release_on_collection(self) -> bool:
         """bool: whether a collection may free the memory. False: it reports and leaves the memory allocated.
 
         For memory whose free has to happen at a place that the program decides, such as a collective one. A resource
@@ -436,13 +449,15 @@ cdef class Buffer(Record):
         return not self.kept_by_collector and bool(getattr(self.resource, "release_on_collection", True))
 
     @release_on_collection.setter
-    def release_on_collection(self, value):
+    def release_on_collection(self, value: bool) -> None:
         self.ensure_usable()
         self.kept_by_collector = not value
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
-    def copy_to(self, dst=None, *, stream, options=None):
+    def copy_to(
+        self, dst: Buffer | None = None, *, stream: Stream | GraphBuilder, options: CopyOptions | None = None
+    ) -> Buffer:
         """Copy all bytes to another buffer, in the order of a stream. Nothing waits.
 
         Parameters
@@ -500,7 +515,9 @@ cdef class Buffer(Record):
         copy_bytes(target, self, order, options, "copy_to")
         return dst
 
-    def copy_from(self, src, *, stream, options=None):
+    def copy_from(
+        self, src: Buffer, *, stream: Stream | GraphBuilder, options: CopyOptions | None = None
+    ) -> None:
         """Copy all bytes from another buffer, in the order of a stream. Nothing waits.
 
         Parameters
@@ -518,7 +535,7 @@ cdef class Buffer(Record):
         source = src
         copy_bytes(self, source, order, options, "copy_from")
 
-    def fill(self, value, *, stream):
+    def fill(self, value: int | BufferProtocol, *, stream: Stream | GraphBuilder) -> None:
         """Fill the memory with a repeated pattern, in the order of a stream. Nothing waits.
 
         Parameters
@@ -554,7 +571,7 @@ cdef class Buffer(Record):
 
     # -- loans -----------------------------------------------------------------------------------------------------
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: slice) -> Buffer:
         """Return the bytes of a slice as a buffer of their own: BORROWED, with a loan on this one while it is open."""
         cdef Buffer part
         cdef Loan loan
@@ -570,7 +587,7 @@ cdef class Buffer(Record):
         part.begin(STATE_BORROWED, None, 0)
         return part
 
-    def array_view(self, typestr="|u1", shape=None):
+    def array_view(self, typestr: str = "|u1", shape: int | Sequence[int] | None = None) -> ArrayView:
         """Return a view with the array interfaces of other libraries. Its life is a loan on this buffer.
 
         Parameters
@@ -595,7 +612,14 @@ cdef class Buffer(Record):
         self.ensure_usable()
         return ArrayView(self, typestr, shape)
 
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
         """Lend the bytes to another library, in a capsule of DLPack. Its life is a loan on this buffer.
 
         Parameters
@@ -634,7 +658,7 @@ cdef class Buffer(Record):
         """
         return export_buffer(self, stream, max_version, dl_device, copy)
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> tuple[int, int]:
         """Return where the memory lies as a DLPack device type and device id.
 
         Raises
@@ -683,7 +707,7 @@ cdef class Buffer(Record):
     # -- other processes -------------------------------------------------------------------------------------------
 
     @property
-    def ipc_descriptor(self):
+    def ipc_descriptor(self) -> IPCBufferDescriptor:
         """IPCBufferDescriptor: the name by which another process can import the memory. It keeps nothing alive.
 
         Of a buffer that was imported, it is the exporter's.
@@ -711,7 +735,13 @@ cdef class Buffer(Record):
         return self.known_as
 
     @classmethod
-    def from_ipc_descriptor(cls, mr, ipc_descriptor, *, stream):
+    def from_ipc_descriptor(
+        cls,
+        mr: DeviceMemoryResource | PinnedMemoryResource,
+        ipc_descriptor: IPCBufferDescriptor,
+        *,
+        stream: Stream | GraphBuilder,
+    ) -> Buffer:
         """Import a buffer of another process.
 
         Parameters
@@ -770,13 +800,13 @@ cdef class Buffer(Record):
         resource = mr
         return resource.import_buffer(ipc_descriptor, NULL)
 
-    def __copy__(self):
+    def __copy__(self) -> Never:
         raise TypeError(f"a {type(self).__name__} cannot be copied: it stands for one allocation; see copy_to")
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> Never:
         raise TypeError(f"a {type(self).__name__} cannot be copied: it stands for one allocation; see copy_to")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[object, ...]:
         if self.known_as is not None and not isinstance(self.known_as, IPCBufferDescriptor):
             return Buffer._reduce_helper, (self.known_as.resource_or_name(), self.known_as.descriptor)
         descriptor = self.ipc_descriptor
@@ -785,12 +815,12 @@ cdef class Buffer(Record):
     # -- what can be seen in every state ---------------------------------------------------------------------------
 
     @property
-    def handle(self):
+    def handle(self) -> int:
         """int: the address, 0 once the buffer is closed or transferred."""
         return 0 if _is_ended(self) else <size_t>self.pointer
 
     @property
-    def size(self):
+    def size(self) -> int:
         """int: the size in bytes, 0 once the buffer is closed or transferred.
 
         Of virtual memory this is the requested size rounded up to the granularity.
@@ -798,23 +828,23 @@ cdef class Buffer(Record):
         return 0 if _is_ended(self) else self.size
 
     @property
-    def memory_resource(self):
+    def memory_resource(self) -> MemoryResource | None:
         """MemoryResource or None: what frees the memory; None once closed, and for borrowed memory."""
         return None if _is_ended(self) or not isinstance(self.resource, MemoryResource) else self.resource
 
     @property
-    def owner(self):
+    def owner(self) -> object:
         """object or None: whoever is kept alive for the memory; of a slice, the buffer that it is a part of."""
         if _is_ended(self) or isinstance(self.owner, Keeper):
             return None
         return (<Loan>self.owner).record if isinstance(self.owner, Loan) else self.owner
 
     @property
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """bool: whether the buffer no longer stands for its memory (RELEASED or TRANSFERRED)."""
         return _is_ended(self)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         cdef Buffer that
         if not isinstance(other, Buffer):
             return NotImplemented
@@ -828,11 +858,11 @@ cdef class Buffer(Record):
             and self.size == that.size
         )
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         # Of the address and size at creation, for ever: a buffer in a set must be found after its close.
         return hash((<size_t>self.pointer, self.size))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         cdef int state = self.state()
         name = self.ownership.name
         if state == STATE_TRANSFERRED:
@@ -844,46 +874,46 @@ cdef class Buffer(Record):
     # -- what needs an open buffer ---------------------------------------------------------------------------------
 
     @property
-    def mapped_size(self):
+    def mapped_size(self) -> int:
         """int: how many bytes of physical memory are mapped. The size, for memory that is not virtual."""
         self.ensure_usable()
         return self.size if self.range is None else self.range.mapped
 
     @property
-    def capacity(self):
+    def capacity(self) -> int:
         """int: up to how many bytes the buffer can certainly grow without changing its address."""
         self.ensure_usable()
         return self.size if self.range is None else self.range.capacity
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the device whose memory this is; -1 for memory of the host."""
         self.ensure_usable()
         source = _source_of_attributes(self)
         return source.device_id if source is not None else pointer_attributes(self.pointer)[0]
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: whether a device can use the memory."""
         self.ensure_usable()
         source = _source_of_attributes(self)
         return source.is_device_accessible if source is not None else pointer_attributes(self.pointer)[1]
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: whether the host can use the memory."""
         self.ensure_usable()
         return _is_host_accessible(self)
 
     @property
-    def is_managed(self):
+    def is_managed(self) -> bool:
         """bool: whether the memory is managed (moves between host and device by itself)."""
         self.ensure_usable()
         source = _source_of_attributes(self)
         return source.is_managed if source is not None else pointer_attributes(self.pointer)[3]
 
     @property
-    def is_mapped(self):
+    def is_mapped(self) -> bool:
         """bool: whether the memory is another process's, imported here."""
         self.ensure_usable()
         return isinstance(_parent(self).owner, Keeper) and (<Keeper>_parent(self).owner).imported is not None

@@ -167,7 +167,13 @@ cdef int _ensure_pairs(list sources, list targets) except -1:
     return 0
 
 
-def copy_batch(stream, srcs, dsts, *, options=None):
+def copy_batch(
+    stream: Stream,
+    srcs: Sequence[Buffer],
+    dsts: Sequence[Buffer],
+    *,
+    options: CopyOptions | Sequence[CopyOptions] | None = None,
+) -> None:
     """Copy each source buffer to the destination buffer at the same place, in one driver call. Nothing waits.
 
     Parameters

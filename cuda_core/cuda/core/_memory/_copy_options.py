@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cuda.core._error_text import shown
+from cuda.core._host import Host
 from cuda.core.typing import _StringEnum
+
+if TYPE_CHECKING:
+    from cuda.core._device import Device
 
 __all__ = ["CopyOptions", "MemcpyOverlapMode", "MemcpySrcAccessOrder"]
 
@@ -58,8 +63,8 @@ class CopyOptions:
     """
 
     src_access_order: MemcpySrcAccessOrder | str = MemcpySrcAccessOrder.STREAM
-    src_location_hint: object | None = None
-    dst_location_hint: object | None = None
+    src_location_hint: Device | Host | None = None
+    dst_location_hint: Device | Host | None = None
     overlap_mode: MemcpyOverlapMode | str = MemcpyOverlapMode.DEFAULT
 
     def __post_init__(self) -> None:

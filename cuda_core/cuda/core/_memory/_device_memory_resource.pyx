@@ -91,7 +91,9 @@ cdef class DeviceMemoryResource(_SharedPool):
         if type(self) is DeviceMemoryResource:
             self.deleter = return_to_pool
 
-    def __init__(self, device_id, options=None):
+    def __init__(
+        self, device_id: Device | int, options: DeviceMemoryResourceOptions | dict[str, Any] | None = None
+    ) -> None:
         cdef cydriver.CUmemLocation location
         cdef cydriver.CUmemPoolProps properties
         chosen = None if options is None else accept(DeviceMemoryResourceOptions, options, "options")
@@ -122,7 +124,9 @@ cdef class DeviceMemoryResource(_SharedPool):
         self._ordinal = ordinal
 
     @classmethod
-    def from_allocation_handle(cls, device_id, alloc_handle):
+    def from_allocation_handle(
+        cls, device_id: Device | int, alloc_handle: int | IPCAllocationHandle
+    ) -> DeviceMemoryResource:
         """Open the pool of another process, to import its buffers.
 
         Parameters
@@ -167,7 +171,7 @@ cdef class DeviceMemoryResource(_SharedPool):
         return withdraw_all(reference.handle.pool, ordinal)
 
     @property
-    def peer_accessible_by(self):
+    def peer_accessible_by(self) -> PeerAccessibleBySetProxy:
         """PeerAccessibleBySetProxy: the other devices that may use the memory, asked of the driver each time.
 
         A set of :class:`Device`; ordinals are accepted, too. It can be changed in place, or assigned as a whole: one
@@ -192,21 +196,21 @@ cdef class DeviceMemoryResource(_SharedPool):
         return PeerAccessibleBySetProxy(self)
 
     @peer_accessible_by.setter
-    def peer_accessible_by(self, devices):
+    def peer_accessible_by(self, devices: Iterable[Device | int]) -> None:
         self.ensure_open()
         replace_peers(self, devices)
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the device whose memory is allocated."""
         return self._ordinal
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: True."""
         return True
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: False."""
         return False

@@ -19,7 +19,7 @@ cdef class GraphMemoryResourceAttributes:
 
     cdef int _ordinal
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("GraphMemoryResourceAttributes cannot be made directly; read GraphMemoryResource.attributes")
 
     @staticmethod
@@ -51,32 +51,32 @@ cdef class GraphMemoryResourceAttributes:
         return 0
 
     @property
-    def reserved_mem_current(self):
+    def reserved_mem_current(self) -> int:
         """int: bytes of the device that graphs hold at the moment."""
         return self._read(cydriver.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT)
 
     @property
-    def reserved_mem_high(self):
+    def reserved_mem_high(self) -> int:
         """int: the most bytes that graphs have held. Setting it to 0 makes it what they hold now."""
         return self._read(cydriver.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
 
     @reserved_mem_high.setter
-    def reserved_mem_high(self, value):
+    def reserved_mem_high(self, value: int) -> None:
         self._reset(cydriver.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH, "reserved_mem_high", value)
 
     @property
-    def used_mem_current(self):
+    def used_mem_current(self) -> int:
         """int: bytes that graphs use at the moment."""
         return self._read(cydriver.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)
 
     @property
-    def used_mem_high(self):
+    def used_mem_high(self) -> int:
         """int: the most bytes that graphs have used. Setting it to 0 makes it what they use now."""
         return self._read(cydriver.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
 
     @used_mem_high.setter
-    def used_mem_high(self, value):
+    def used_mem_high(self, value: int) -> None:
         self._reset(cydriver.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, "used_mem_high", value)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in _NAMES)})"

@@ -251,7 +251,7 @@ cdef class _GraphMemory(IndexedResource):
             raise ValueError(f"stream is of device {ordinal}, this GraphMemoryResource of device {self._ordinal}")
         return 0
 
-    def allocate(self, size, *, stream):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> Buffer:
         """Put an allocation into the graph that is being captured on a stream.
 
         Parameters
@@ -305,7 +305,9 @@ cdef class _GraphMemory(IndexedResource):
         self.remember(buffer)
         return buffer
 
-    def deallocate(self, ptr, size, *, stream):
+    def deallocate(  # type: ignore[override]  # the base makes the stream optional; this one needs it
+        self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder
+    ) -> None:
         """Free an allocation by its address. Buffers do this by themselves.
 
         Parameters
@@ -334,10 +336,10 @@ cdef class _GraphMemory(IndexedResource):
         cdef Stream order = Stream_accept(stream)
         IndexedResource.deallocate(self, ptr, size, stream=order)
 
-    def close(self):
+    def close(self) -> None:
         """Do nothing: the resource holds nothing that could be given up. It can be used on."""
 
-    def trim(self):
+    def trim(self) -> None:
         """Give memory back to the device that graphs have used and do not use at the moment.
 
         Raises
@@ -357,22 +359,22 @@ cdef class _GraphMemory(IndexedResource):
         check(result, b"cuDeviceGraphMemTrim")
 
     @property
-    def attributes(self):
+    def attributes(self) -> GraphMemoryResourceAttributes:
         """GraphMemoryResourceAttributes: how much memory graphs use on this device."""
         return GraphMemoryResourceAttributes._of(self._ordinal)
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the device whose memory is allocated."""
         return self._ordinal
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: True."""
         return True
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: False."""
         return False
 
@@ -405,10 +407,10 @@ class GraphMemoryResource(_GraphMemory):
     True
     """
 
-    def __new__(cls, device_id):
+    def __new__(cls, device_id: Device | int) -> GraphMemoryResource:
         ordinal = device_argument(device_id)
         known = _resources.get((cls, ordinal))
         return known if known is not None else _resources.setdefault((cls, ordinal), super().__new__(cls, ordinal))
 
-    def __init__(self, device_id):
+    def __init__(self, device_id: Device | int) -> None:
         pass

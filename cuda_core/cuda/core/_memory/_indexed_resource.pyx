@@ -196,7 +196,9 @@ cdef class IndexedResource(MemoryResource):
             record.entry = _FREED
         return 0
 
-    def deallocate(self, ptr, size, *, stream=None):
+    def deallocate(
+        self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
+    ) -> None:
         """Free an allocation by its address. Buffers do this by themselves; a subclass calls it from its own.
 
         Parameters

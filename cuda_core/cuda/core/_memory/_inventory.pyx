@@ -91,7 +91,7 @@ cdef str _standing(Facts* facts):
     return None
 
 
-def live_allocations():
+def live_allocations() -> list[tuple[Any, ...]]:
     """Return what must still be returned, the oldest first.
 
     Returns
@@ -140,6 +140,6 @@ def live_allocations():
     return found
 
 
-def newest():
+def newest() -> int:
     """Return the serial number that was given out last."""
     return newest_serial()

@@ -91,7 +91,7 @@ cdef class IPCAllocationHandle:
         self._descriptor = -1
         self._generation = fork_generation()
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError(
             "IPCAllocationHandle objects cannot be made directly; they come from allocation_handle of a memory resource"
         )
@@ -137,7 +137,7 @@ cdef class IPCAllocationHandle:
             _live.fetch_sub(1)
         return 0
 
-    def close(self):
+    def close(self) -> None:
         """Close the file descriptor. Closing twice is harmless. What was opened through it stays open."""
         with cython.critical_section(self):
             self._closing = True
@@ -149,31 +149,31 @@ cdef class IPCAllocationHandle:
         self._close()
 
     @property
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """bool: whether the descriptor was closed."""
         return self._is_closed()
 
-    def __int__(self):
+    def __int__(self) -> int:
         if self._is_closed():
             raise ValueError("the IPCAllocationHandle is closed: it has no file descriptor any more")
         return self._descriptor
 
     @property
-    def handle(self):
+    def handle(self) -> int:
         """int: the file descriptor; -1 once it is closed. It stays this object's to close."""
         return -1 if self._is_closed() else self._descriptor
 
     @property
-    def uuid(self):
+    def uuid(self) -> UUID:
         """uuid.UUID or None: what the pool is known by in all processes."""
         return self._uuid
 
-    def __reduce__(self):
+    def __reduce__(self) -> Never:
         raise TypeError(
             "an IPCAllocationHandle can only be sent through multiprocessing: a pickle carries no file descriptor"
         )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<IPCAllocationHandle descriptor={self.handle} uuid={self._uuid}>"
 
 
@@ -275,7 +275,7 @@ cdef class IPCBufferDescriptor:
     It holds nothing: the memory is the exporter's, who keeps it until all importers are done.
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError(
             "IPCBufferDescriptor objects cannot be made directly; they come from Buffer.ipc_descriptor"
         )
@@ -304,13 +304,13 @@ cdef class IPCBufferDescriptor:
             ensure_as_sent("buffer", check, payload, size)
         return describe_buffer(<const char*>payload, size)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[object, ...]:
         return IPCBufferDescriptor._init, (self.payload, self.size, check_of("buffer", self.payload, self.size))
 
     @property
-    def size(self):
+    def size(self) -> int:
         """int: the size of the buffer in bytes, as the exporter says."""
         return self.size
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<IPCBufferDescriptor size={self.size}>"

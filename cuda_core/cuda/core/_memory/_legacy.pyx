@@ -36,16 +36,16 @@ cdef class LegacyPinnedMemoryResource(PlainResource):
         return result
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """Raises RuntimeError: the memory belongs to no device."""
         raise RuntimeError("a pinned memory resource is not bound to any GPU")
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: True."""
         return True
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: True."""
         return True

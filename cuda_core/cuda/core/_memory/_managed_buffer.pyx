@@ -37,7 +37,7 @@ cdef int _ensure_accessor(object place, str text) except -1:
     return 0
 
 
-class AccessedBySetProxy(MutableSet):
+class AccessedBySetProxy(MutableSet["Device | Host"]):
     """The places that a managed buffer is advised to be accessed by, as a live set.
 
     Reading asks the driver, adding and discarding advises it: nothing is kept here. The driver does not tell NUMA nodes
@@ -51,23 +51,23 @@ class AccessedBySetProxy(MutableSet):
 
     __slots__ = ("_buffer",)
 
-    def __init__(self, buffer):
-        self._buffer = buffer
+    def __init__(self, buf: ManagedBuffer) -> None:
+        self._buffer = buf
 
     @classmethod
-    def _from_iterable(cls, places):
+    def _from_iterable(cls, places: Iterable[Any]) -> set[Any]:
         return set(places)
 
-    def __contains__(self, location):
+    def __contains__(self, location: object) -> bool:
         return is_place(location) and location in read_accessed_by(self._buffer)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Device | Host]:
         return iter(read_accessed_by(self._buffer))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(read_accessed_by(self._buffer))
 
-    def add(self, location):
+    def add(self, location: Device | Host) -> None:
         """Advise that ``location``, a Device or ``Host()``, will access the memory.
 
         Raises
@@ -80,12 +80,12 @@ class AccessedBySetProxy(MutableSet):
         _ensure_accessor(location, "expected Device or Host")
         advise(self._buffer, cydriver.CUmem_advise.CU_MEM_ADVISE_SET_ACCESSED_BY, location)
 
-    def discard(self, location):
+    def discard(self, location: Device | Host) -> None:
         """Withdraw the advice for ``location``. What cannot be in the set is passed over."""
         if is_place(location) and not _is_numa_host(location):
             advise(self._buffer, cydriver.CUmem_advise.CU_MEM_ADVISE_UNSET_ACCESSED_BY, location)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"AccessedBySetProxy({set(read_accessed_by(self._buffer))!r})"
 
 
@@ -131,7 +131,16 @@ cdef class ManagedBuffer(Buffer):
     """
 
     @classmethod
-    def from_handle(cls, ptr, size, mr=None, owner=None, *, stream=None, deallocate=None):
+    def from_handle(
+        cls,
+        ptr: DevicePointerType,
+        size: int,
+        mr: MemoryResource | None = None,
+        owner: object | None = None,
+        *,
+        stream: Stream | GraphBuilder | None = None,
+        deallocate: Callable[[int, int, Stream | None], object] | None = None,
+    ) -> ManagedBuffer:
         """Make a managed buffer around managed memory that exists already.
 
         Parameters, states and errors are those of :meth:`Buffer.from_handle`. Whether the memory is managed is the
@@ -146,19 +155,19 @@ cdef class ManagedBuffer(Buffer):
         return self
 
     @property
-    def read_mostly(self):
+    def read_mostly(self) -> bool:
         """bool: whether the memory is advised to be read much more often than written, so that copies of it pay."""
         return read_flag(self, cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY) != 0
 
     @read_mostly.setter
-    def read_mostly(self, value):
+    def read_mostly(self, value: bool) -> None:
         if value:
             advise(self, cydriver.CUmem_advise.CU_MEM_ADVISE_SET_READ_MOSTLY, None)
         else:
             advise(self, cydriver.CUmem_advise.CU_MEM_ADVISE_UNSET_READ_MOSTLY, None)
 
     @property
-    def preferred_location(self):
+    def preferred_location(self) -> Device | Host | None:
         """Device, Host or None: where the memory is advised to be. Assign None to withdraw the advice.
 
         Assigning raises ``TypeError`` for what is no place, ``ValueError`` for a NUMA node that this machine lacks.
@@ -166,14 +175,14 @@ cdef class ManagedBuffer(Buffer):
         return read_preferred_location(self)
 
     @preferred_location.setter
-    def preferred_location(self, value):
+    def preferred_location(self, value: Device | Host | None) -> None:
         if value is None:
             advise(self, cydriver.CUmem_advise.CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, None)
         else:
             advise(self, cydriver.CUmem_advise.CU_MEM_ADVISE_SET_PREFERRED_LOCATION, value)
 
     @property
-    def accessed_by(self):
+    def accessed_by(self) -> AccessedBySetProxy:
         """AccessedBySetProxy: the places that are advised to access the memory, as a live set.
 
         Assign any iterable of Device and ``Host()`` to replace them all: everything is checked before the first advice
@@ -183,7 +192,7 @@ cdef class ManagedBuffer(Buffer):
         return AccessedBySetProxy(self)
 
     @accessed_by.setter
-    def accessed_by(self, locations):
+    def accessed_by(self, locations: Iterable[Device | Host]) -> None:
         self.ensure_usable()
         wanted = list(locations)
         for place in wanted:
@@ -195,7 +204,7 @@ cdef class ManagedBuffer(Buffer):
             _ensure_accessor(place, "accessed_by entries must be Device or Host")
         _replace(self, set(wanted))
 
-    def prefetch(self, location, *, stream):
+    def prefetch(self, location: Device | Host, *, stream: Stream | GraphBuilder) -> None:
         """Move the pages to a place, in the order of a stream. Nothing waits.
 
         Parameters
@@ -217,7 +226,7 @@ cdef class ManagedBuffer(Buffer):
         self.ensure_usable()
         prefetch(self, location, stream)
 
-    def discard(self, *, stream):
+    def discard(self, *, stream: Stream | GraphBuilder) -> None:
         """Tell the driver that what the memory holds is not needed, in the order of a stream. Nothing waits.
 
         What it holds is undefined until it is written or prefetched again. ``stream`` must not be
@@ -226,7 +235,7 @@ cdef class ManagedBuffer(Buffer):
         self.ensure_usable()
         discard(self, stream)
 
-    def discard_prefetch(self, location, *, stream):
+    def discard_prefetch(self, location: Device | Host, *, stream: Stream | GraphBuilder) -> None:
         """Discard what the memory holds and move the pages to a place, in the order of a stream. Nothing waits.
 
         Parameters and errors are those of :meth:`prefetch` and :meth:`discard`.

@@ -69,7 +69,7 @@ cdef class ManagedMemoryResource(_MemPool):
             self.deleter = return_to_pool
         self.buffer_type = ManagedBuffer
 
-    def __init__(self, options=None):
+    def __init__(self, options: ManagedMemoryResourceOptions | dict[str, Any] | None = None) -> None:
         cdef cydriver.CUmemLocation location
         cdef cydriver.CUmemPoolProps properties
         preferred = None
@@ -98,13 +98,50 @@ cdef class ManagedMemoryResource(_MemPool):
             preferred[1] if preferred is not None and preferred[0] is ManagedMemoryLocationType.DEVICE else -1
         )
 
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> ManagedBuffer:
+        """Allocate managed memory in the order of a stream. The call waits for nothing.
+
+        Parameters
+        ----------
+        size : int
+            Bytes wanted. 0 gives an empty buffer without any driver call.
+        stream : Stream
+            The memory can be used by work that is put into this stream from now on, and by the host once that stream
+            was waited for. It is recorded: the release is ordered behind its work.
+
+        Returns
+        -------
+        ManagedBuffer
+            The new buffer, OWNED.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If ``size`` is not an integer, negative or too large, or ``stream`` is None or no stream. No driver call is
+            made.
+        RuntimeError
+            If the resource or the stream is closed, or the stream is being captured; the capture goes on.
+        CUDAError
+            If the driver refuses. Out of memory is answered once the queue of releases is empty.
+
+        Notes
+        -----
+        Safe from any thread, with or without a current context.
+
+        Examples
+        --------
+        >>> buffer = mr.allocate(1024, stream=stream)  # doctest: +SKIP
+        >>> buffer.prefetch(Host(), stream=stream)
+        """
+        return _MemPool.allocate(self, size, stream=stream)
+
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the preferred device, -1 where no device is preferred."""
         return self._ordinal
 
     @property
-    def preferred_location(self):
+    def preferred_location(self) -> tuple[ManagedMemoryLocationType, int | None] | None:
         """tuple or None: where the memory preferably lies, as (ManagedMemoryLocationType, number), None for nowhere.
 
         The number is the ordinal of a device, a NUMA node, or None for the host as a whole.
@@ -112,16 +149,16 @@ cdef class ManagedMemoryResource(_MemPool):
         return self._preferred
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: True."""
         return True
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: True."""
         return True
 
     @property
-    def is_managed(self):
+    def is_managed(self) -> bool:
         """bool: True."""
         return True

@@ -266,7 +266,11 @@ def discard_prefetch(buffer, location, stream):
     _operate("discard_prefetch", DISCARD | PREFETCH, stream, [buffer], [location])
 
 
-def prefetch_batch(stream, buffers, locations):
+def prefetch_batch(
+    stream: Stream | GraphBuilder,
+    buffers: Sequence[Buffer],
+    locations: Device | Host | Sequence[Device | Host],
+) -> None:
     """Move the pages of several managed buffers to places, in the order of a stream. Nothing waits.
 
     Parameters
@@ -302,7 +306,7 @@ def prefetch_batch(stream, buffers, locations):
     _operate("prefetch_batch", PREFETCH, stream, buffers, locations)
 
 
-def discard_batch(stream, buffers):
+def discard_batch(stream: Stream | GraphBuilder, buffers: Sequence[Buffer]) -> None:
     """Tell the driver that what several managed buffers hold is not needed, in the order of a stream. Nothing waits.
 
     What the buffers hold is undefined until it is written or prefetched again.
@@ -328,7 +332,11 @@ def discard_batch(stream, buffers):
     _operate("discard_batch", DISCARD, stream, buffers, None)
 
 
-def discard_prefetch_batch(stream, buffers, locations):
+def discard_prefetch_batch(
+    stream: Stream | GraphBuilder,
+    buffers: Sequence[Buffer],
+    locations: Device | Host | Sequence[Device | Host],
+) -> None:
     """Discard what several managed buffers hold and move their pages to places, in the order of a stream.
 
     Parameters

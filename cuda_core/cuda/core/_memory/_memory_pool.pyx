@@ -194,7 +194,7 @@ cdef class _MemPool(IndexedResource):
             raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
         return 0
 
-    def close(self):
+    def close(self) -> None:
         """Give the pool up. Closing twice is harmless.
 
         Open buffers stay valid. A pool that this resource made is destroyed with the last of them, or now if there is
@@ -225,37 +225,37 @@ cdef class _MemPool(IndexedResource):
             raise
 
     @property
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """bool: whether the resource has given its pool up."""
         return self._pool == NULL
 
     @property
-    def handle(self):
+    def handle(self) -> driver.CUmemoryPool:
         """The ``CUmemoryPool`` as a ``cuda.bindings.driver`` object; a null one once the resource is closed."""
         return driver.CUmemoryPool(<size_t>self._pool)
 
     @property
-    def is_handle_owned(self):
+    def is_handle_owned(self) -> bool:
         """bool: whether this resource made its pool. False once it is closed."""
         return self._reference is not None
 
     @property
-    def is_ipc_enabled(self):
+    def is_ipc_enabled(self) -> bool:
         """bool: whether the pool was made to be shared with other processes. False once the resource is closed."""
         return self._shareable and self._pool != NULL
 
     @property
-    def is_mapped(self):
+    def is_mapped(self) -> bool:
         """bool: whether the pool is of another process. Only those that can be shared ever are."""
         return False
 
     @property
-    def uuid(self):
+    def uuid(self) -> UUID | None:
         """uuid.UUID or None: what other processes know a shareable pool by; None for others, and once closed."""
         return self._uuid if self._pool != NULL else None
 
     @property
-    def attributes(self):
+    def attributes(self) -> _MemPoolAttributes:
         """The pool's attributes: how much it holds, and how it reuses memory.
 
         Raises
@@ -274,7 +274,7 @@ cdef class _MemPool(IndexedResource):
 
     # -- allocating ------------------------------------------------------------------------------------------------
 
-    def allocate(self, size, *, stream):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> Buffer:
         """Allocate a buffer in the order of a stream. The call waits for nothing.
 
         Parameters
@@ -396,7 +396,9 @@ cdef class _MemPool(IndexedResource):
         self.end_free(holding, True)
         return outcome
 
-    def deallocate(self, ptr, size, *, stream):
+    def deallocate(  # type: ignore[override]  # the base makes the stream optional; this one needs it
+        self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder
+    ) -> None:
         """Free an allocation by its address, in the order of a stream. Buffers do this by themselves.
 
         Parameters

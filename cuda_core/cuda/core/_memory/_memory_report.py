@@ -2,6 +2,7 @@
 """``memory_report``: what is live, by resource and device, as a tree of values, a table, or JSON."""
 
 import json
+from typing import Any
 
 import attrs
 
@@ -140,7 +141,7 @@ class MemoryReport:
         """int: how many allocations are live, the queued releases included."""
         return sum(len(resource.allocations) for resource in self.resources) + len(self.queued)
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return the report as dictionaries, lists, texts and numbers, with the sums."""
         return {
             "size": self.size,
@@ -196,16 +197,16 @@ class MemoryReport:
         return self.to_text(_SHOWN)
 
 
-def _times(count, what):
+def _times(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def _heading(resource):
+def _heading(resource: LiveResource) -> str:
     held = _times(len(resource.allocations), "allocation")
     return f"{resource.resource}, {resource.place}: {bytes_text(resource.size)} in {held}"
 
 
-def _row(one):
+def _row(one: LiveAllocation) -> tuple[object, ...]:
     state = one.state
     if one.busy:
         state += ", in use"
@@ -265,7 +266,7 @@ def memory_report() -> MemoryReport:
     """
     facts = _inventory.live_allocations()
     newest = _inventory.newest()
-    found = {}
+    found: dict[tuple[int, int], tuple[str, Any, list[LiveAllocation]]] = {}
     for serial, address, size, device_id, resource, kind, state, loans, busy, failed in facts:
         freed_by = resource.function if isinstance(resource, FreeFunction) else resource
         key = id(freed_by), device_id

@@ -202,7 +202,7 @@ cdef class MemoryResource:
         release_stream(order)
         raise RuntimeError(f"{type(self).__name__} is not IPC-enabled")
 
-    def allocate(self, size, *, stream):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> Buffer:
         """Allocate memory. To be overridden.
 
         Parameters
@@ -219,7 +219,7 @@ cdef class MemoryResource:
         """
         raise TypeError(f"{type(self).__name__}.allocate must be overridden by the subclass")
 
-    def deallocate(self, ptr, size, *, stream):
+    def deallocate(self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder) -> None:
         """Free memory that :meth:`allocate` made. To be overridden.
 
         Parameters
@@ -239,21 +239,21 @@ cdef class MemoryResource:
         raise TypeError(f"{type(self).__name__}.deallocate must be overridden by the subclass")
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: whether a device can use this resource's memory. To be overridden."""
         raise TypeError(f"{type(self).__name__}.is_device_accessible must be overridden by the subclass")
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: whether the host can use this resource's memory. To be overridden."""
         raise TypeError(f"{type(self).__name__}.is_host_accessible must be overridden by the subclass")
 
     @property
-    def is_managed(self):
+    def is_managed(self) -> bool:
         """bool: whether this resource's memory is managed."""
         return False
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the device whose memory this is. To be overridden where there is one."""
         raise TypeError(f"{type(self).__name__}.device_id must be overridden by the subclass")

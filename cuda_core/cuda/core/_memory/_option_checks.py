@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from cuda.core._memory._arguments import size_argument
 __all__ = ["a_flag", "accept", "bytes_count", "one_of"]
 
 
-def one_of(name: str, kind: type, *, optional: bool = False) -> Callable[[Any], Any]:
+def one_of(name: str, kind: type[enum.Enum], *, optional: bool = False) -> Callable[[Any], Any]:
     """Return a converter to a member of a string enumeration."""
 
     def convert(value: Any) -> Any:
@@ -51,6 +52,11 @@ def a_flag(name: str) -> Callable[[Any], bool]:
         return value
 
     return convert
+
+
+def option(default: Any, converter: Callable[[Any], Any]) -> Any:
+    """Return a field of an options class. To a type checker, what may be given is then what the class declares."""
+    return attrs.field(default=default, converter=converter)
 
 
 def accept(cls: type, value: Any, name: str) -> Any:

@@ -83,9 +83,8 @@ def diagram_mermaid() -> str:
     for rule in TABLE:
         if rule.verdict.value > Verdict.LAST_LOAN.value or rule.event is Event.USE:
             continue
-        if not rule.sources:
+        if not rule.sources and rule.to is not None:
             add("[*]", rule.to.name, rule.event.value)
-            continue
         for source in rule.sources:
             for claim in rule.claims or tuple(Claim):
                 before = source.name if claim is Claim.NONE else f"{source.name}_{claim.name}"

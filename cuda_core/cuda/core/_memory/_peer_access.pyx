@@ -64,7 +64,7 @@ def replace_peers(resource, devices):
     _change(resource, wanted, _peers_of(resource) - wanted)
 
 
-class PeerAccessibleBySetProxy(MutableSet):
+class PeerAccessibleBySetProxy(MutableSet["Device"]):
     """The other devices that may read and write the memory of a pool. Get it from ``peer_accessible_by``.
 
     A set of :class:`Device` that keeps nothing: every question is asked of the driver, and every change is one call of
@@ -80,24 +80,24 @@ class PeerAccessibleBySetProxy(MutableSet):
     __slots__ = ("_resource",)
     __hash__ = None
 
-    def __init__(self, resource):
-        self._resource = resource
+    def __init__(self, mr: DeviceMemoryResource) -> None:
+        self._resource = mr
 
     @classmethod
-    def _from_iterable(cls, iterable):
+    def _from_iterable(cls, iterable: Iterable[Any]) -> set[Any]:
         return set(iterable)  # what operators give is a set, not the rights of a pool
 
-    def __contains__(self, value):
+    def __contains__(self, value: object) -> bool:
         peers = _peers_of(self._resource)
         return _known(value) in peers
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Device]:
         return iter([device_factory(ordinal) for ordinal in sorted(_peers_of(self._resource))])
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(_peers_of(self._resource))
 
-    def add(self, value):
+    def add(self, value: Device | int) -> None:
         """Give a device access.
 
         Raises
@@ -107,50 +107,50 @@ class PeerAccessibleBySetProxy(MutableSet):
         """
         _change(self._resource, _ordinals([value]), set())
 
-    def discard(self, value):
+    def discard(self, value: Device | int) -> None:
         """Take the access of a device away. Anything that is not in the set is ignored."""
         _change(self._resource, set(), {_known(value)} - {None})
 
-    def clear(self):
+    def clear(self) -> None:
         """Take the access of all devices away."""
         replace_peers(self._resource, ())
 
-    def update(self, *others):
+    def update(self, *others: Iterable[Device | int]) -> None:
         """Give all these devices access."""
         _change(self._resource, _ordinals(chain(*others)), set())
 
-    def difference_update(self, *others):
+    def difference_update(self, *others: Iterable[Device | int]) -> None:
         """Take the access of all these devices away."""
         _change(self._resource, set(), {_known(device) for device in chain(*others)} - {None})
 
-    def intersection_update(self, *others):
+    def intersection_update(self, *others: Iterable[Device | int]) -> None:
         """Leave access only to those that all of the others have."""
         left = _peers_of(self._resource)
         for other in others:
             left = left & {_known(device) for device in other}
         _change(self._resource, set(), _peers_of(self._resource) - left)
 
-    def symmetric_difference_update(self, other):
+    def symmetric_difference_update(self, other: Iterable[Device | int]) -> None:
         """Give access to those of the other that do not have it, and take it from those that do."""
         toggled = _ordinals(other)
         now = _peers_of(self._resource)
         _change(self._resource, toggled - now, toggled & now)
 
-    def __ior__(self, other):
+    def __ior__(self, other: Set[Any]) -> PeerAccessibleBySetProxy:  # type: ignore[misc]
         self.update(other)
         return self
 
-    def __iand__(self, other):
+    def __iand__(self, other: Set[Any]) -> PeerAccessibleBySetProxy:
         self.intersection_update(other)
         return self
 
-    def __isub__(self, other):
+    def __isub__(self, other: Set[Any]) -> PeerAccessibleBySetProxy:
         self.difference_update(other)
         return self
 
-    def __ixor__(self, other):
+    def __ixor__(self, other: Set[Any]) -> PeerAccessibleBySetProxy:  # type: ignore[misc]
         self.symmetric_difference_update(other)
         return self
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({set(self)!r})"

@@ -58,7 +58,7 @@ cdef class PinnedMemoryResource(_SharedPool):
         if type(self) is PinnedMemoryResource:
             self.deleter = return_to_pool
 
-    def __init__(self, options=None):
+    def __init__(self, options: PinnedMemoryResourceOptions | dict[str, Any] | None = None) -> None:
         cdef cydriver.CUmemLocation location
         cdef cydriver.CUmemPoolProps properties
         cdef int node = -1
@@ -96,7 +96,7 @@ cdef class PinnedMemoryResource(_SharedPool):
         self._node = node
 
     @classmethod
-    def from_allocation_handle(cls, alloc_handle):
+    def from_allocation_handle(cls, alloc_handle: int | IPCAllocationHandle) -> PinnedMemoryResource:
         """Open the pool of another process, to import its buffers.
 
         Parameters
@@ -132,21 +132,21 @@ cdef class PinnedMemoryResource(_SharedPool):
         return grant_access(reference.handle.pool, devices_with_host_pools(True), True)
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: -1, as the memory belongs to no device."""
         return -1
 
     @property
-    def numa_id(self):
+    def numa_id(self) -> int:
         """int: the NUMA node that the memory is taken from; -1 where the system or another process decides."""
         return self._node
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: True."""
         return True
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: True."""
         return True

@@ -131,7 +131,7 @@ cdef class PlainResource(IndexedResource):
     cdef int prepare(self) except -1:
         return 0
 
-    def allocate(self, size, *, stream=None):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate a buffer. The call is synchronous; the memory is usable at once.
 
         Parameters

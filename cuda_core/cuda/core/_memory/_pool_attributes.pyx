@@ -28,7 +28,7 @@ cdef class _MemPoolAttributes:
 
     cdef object _resource
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("the attributes of a pool cannot be made directly; they come from a memory resource")
 
     @staticmethod
@@ -55,45 +55,45 @@ cdef class _MemPoolAttributes:
         return value
 
     @property
-    def reuse_follow_event_dependencies(self):
+    def reuse_follow_event_dependencies(self) -> bool:
         """bool: whether memory freed in one stream is used in another that an event has ordered behind the free."""
         return bool(self._read(cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES))
 
     @property
-    def reuse_allow_opportunistic(self):
+    def reuse_allow_opportunistic(self) -> bool:
         """bool: whether memory is used in another stream once its free has run."""
         return bool(self._read(cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC))
 
     @property
-    def reuse_allow_internal_dependencies(self):
+    def reuse_allow_internal_dependencies(self) -> bool:
         """bool: whether the driver lets one stream wait for another to use its freed memory."""
         return bool(self._read(cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES))
 
     @property
-    def release_threshold(self):
+    def release_threshold(self) -> int:
         """int: how many unused bytes the pool keeps when a stream or the device is waited for."""
         return self._read(cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
 
     @property
-    def reserved_mem_current(self):
+    def reserved_mem_current(self) -> int:
         """int: bytes of memory that the pool has at the moment."""
         return self._read(cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
 
     @property
-    def reserved_mem_high(self):
+    def reserved_mem_high(self) -> int:
         """int: the most bytes of memory that the pool had at one time."""
         return self._read(cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
 
     @property
-    def used_mem_current(self):
+    def used_mem_current(self) -> int:
         """int: bytes that are allocated from the pool at the moment."""
         return self._read(cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
 
     @property
-    def used_mem_high(self):
+    def used_mem_high(self) -> int:
         """int: the most bytes that were allocated from the pool at one time."""
         return self._read(cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)}" for name in _NAMES)
         return f"{type(self).__name__}({values})"

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from cuda.core._error_text import shown
-from cuda.core._memory._option_checks import a_flag, bytes_count, one_of
+from cuda.core._memory._option_checks import a_flag, bytes_count, one_of, option
 from cuda.core.typing import ManagedMemoryLocationType
 
 __all__ = ["DeviceMemoryResourceOptions", "ManagedMemoryResourceOptions", "PinnedMemoryResourceOptions"]
@@ -60,8 +60,8 @@ class DeviceMemoryResourceOptions:
     ValueError: max_size must not be negative, got -1
     """
 
-    ipc_enabled: bool = attrs.field(default=False, converter=a_flag("ipc_enabled"))
-    max_size: int = attrs.field(default=0, converter=bytes_count("max_size"))
+    ipc_enabled: bool = option(default=False, converter=a_flag("ipc_enabled"))
+    max_size: int = option(default=0, converter=bytes_count("max_size"))
 
 
 @attrs.define(slots=False, on_setattr=attrs.setters.convert)
@@ -91,9 +91,9 @@ class PinnedMemoryResourceOptions:
     ValueError: numa_id must be >= 0, got -1
     """
 
-    ipc_enabled: bool = attrs.field(default=False, converter=a_flag("ipc_enabled"))
-    max_size: int = attrs.field(default=0, converter=bytes_count("max_size"))
-    numa_id: int | None = attrs.field(default=None, converter=_identifier("numa_id", 0, ">= 0"))
+    ipc_enabled: bool = option(default=False, converter=a_flag("ipc_enabled"))
+    max_size: int = option(default=0, converter=bytes_count("max_size"))
+    numa_id: int | None = option(default=None, converter=_identifier("numa_id", 0, ">= 0"))
 
 
 @attrs.define(slots=False, on_setattr=attrs.setters.convert)
@@ -125,13 +125,13 @@ class ManagedMemoryResourceOptions:
     ValueError: preferred_location must be None when preferred_location_type is 'host', got 0
     """
 
-    preferred_location: int | None = attrs.field(
+    preferred_location: int | None = option(
         default=None,
         converter=_identifier(
             "preferred_location", -1, "a device ordinal or a NUMA node (>= 0), -1 for the host, or None"
         ),
     )
-    preferred_location_type: ManagedMemoryLocationType | None = attrs.field(
+    preferred_location_type: ManagedMemoryLocationType | str | None = option(
         default=None,
         converter=one_of("preferred_location_type", ManagedMemoryLocationType, optional=True),
     )

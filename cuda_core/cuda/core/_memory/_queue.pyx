@@ -647,7 +647,7 @@ cdef long _copy_known(_Copy* copies, long room) noexcept nogil:
     return count
 
 
-def queued_releases():
+def queued_releases() -> list[tuple[Any, ...]]:
     """Return what the queue answers for, the oldest first.
 
     Returns
@@ -685,7 +685,7 @@ def queued_releases():
         free(copies)
 
 
-def drain(timeout=None):
+def drain(timeout: float | None = None) -> bool:
     """Wait until every queued release is made.
 
     Parameters

@@ -219,7 +219,7 @@ cdef class _SharedPool(_MemPool):
             raise RuntimeError(f"{type(self).__name__} is not IPC-enabled: its pool was not made to be shared")
         return 0
 
-    def close(self):
+    def close(self) -> None:
         """Give the pool up. Closing twice is harmless.
 
         Open buffers stay valid, also imported ones. A pool that this resource made or opened goes with the last of
@@ -239,12 +239,12 @@ cdef class _SharedPool(_MemPool):
         self._home = None
 
     @property
-    def is_mapped(self):
+    def is_mapped(self) -> bool:
         """bool: whether the pool is of another process, opened here to import buffers. False once it is closed."""
         return self._mapped and self._pool != NULL
 
     @property
-    def allocation_handle(self):
+    def allocation_handle(self) -> IPCAllocationHandle:
         """IPCAllocationHandle: what another process needs to open the pool.
 
         It is made when it is first read, or after the last one was closed, and is closed with the last reference to it.
@@ -278,7 +278,7 @@ cdef class _SharedPool(_MemPool):
 
     # -- the registry ----------------------------------------------------------------------------------------------
 
-    def register(self, uuid):
+    def register(self, uuid: UUID) -> Self:
         """Let the pool be found by its UUID in this process.
 
         Parameters
@@ -316,7 +316,7 @@ cdef class _SharedPool(_MemPool):
         return found
 
     @classmethod
-    def from_registry(cls, uuid):
+    def from_registry(cls, uuid: UUID) -> Self:
         """Return the resource that was registered with a UUID in this process.
 
         Raises
@@ -328,7 +328,7 @@ cdef class _SharedPool(_MemPool):
         """
         return _find_pool(cls, uuid)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[object, ...]:
         self._ensure_shareable()
         warn_under_fork()
         return _receive_pool, (
@@ -338,10 +338,10 @@ cdef class _SharedPool(_MemPool):
             _HandleOnTheWay(self),
         )
 
-    def __copy__(self):
+    def __copy__(self) -> Never:
         raise TypeError(f"a {type(self).__name__} cannot be copied: it stands for one pool")
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> Never:
         raise TypeError(f"a {type(self).__name__} cannot be copied: it stands for one pool")
 
     # -- buffers ---------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ cdef class _SynchronousMemoryResource(PlainResource):
         if type(self) is _SynchronousMemoryResource:
             self.deleter = return_plain
 
-    def __init__(self, device_id):
+    def __init__(self, device_id: Device | int) -> None:
         self._ordinal = device_argument(device_id)
 
     cdef int ordinal(self) noexcept:
@@ -67,16 +67,16 @@ cdef class _SynchronousMemoryResource(PlainResource):
         return result
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the device whose memory is allocated."""
         return self._ordinal
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: True."""
         return True
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: False."""
         return False

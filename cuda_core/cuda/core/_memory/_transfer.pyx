@@ -98,19 +98,19 @@ cdef class Allocation(Record):
     >>> allocation.handed_over()
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise TypeError("Allocation objects cannot be made directly; they come from Buffer.detach")
 
-    def __copy__(self):
+    def __copy__(self) -> Never:
         raise TypeError("an Allocation cannot be copied: it stands for one allocation")
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> Never:
         raise TypeError("an Allocation cannot be copied: it stands for one allocation")
 
-    def __replace__(self, **changes):
+    def __replace__(self, **changes: object) -> Never:
         raise TypeError("an Allocation cannot be changed: it stands for one allocation")
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Never:
         raise TypeError("an Allocation cannot be pickled: it stands for one allocation of this process")
 
     def __dealloc__(self):
@@ -125,7 +125,7 @@ cdef class Allocation(Record):
             "It stays allocated."
         )
 
-    def handed_over(self):
+    def handed_over(self) -> None:
         """Declare that foreign code has the memory now and frees it.
 
         Raises
@@ -145,36 +145,36 @@ cdef class Allocation(Record):
         self.forget()
 
     @property
-    def handle(self):
+    def handle(self) -> int:
         """int: the address; 0 once it was adopted or handed over."""
         return <size_t>self.pointer if self.state() == STATE_OWNED else 0
 
     @property
-    def size(self):
+    def size(self) -> int:
         """int: the size in bytes; 0 once it was adopted or handed over."""
         return self.size if self.state() == STATE_OWNED else 0
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the device whose memory this is; -1 for memory of the host, or where it is not known."""
         return self.device_id
 
     @property
-    def memory_resource(self):
+    def memory_resource(self) -> MemoryResource | None:
         """MemoryResource or None: what frees the memory. None where a function does, and once it was taken."""
         return None if isinstance(self.resource, FreeFunction) else self.resource
 
     @property
-    def owner(self):
+    def owner(self) -> object:
         """object or None: what has to be kept alive until the memory is freed."""
         return None if isinstance(self.owner, Keeper) else self.owner
 
     @property
-    def streams(self):
+    def streams(self) -> tuple[Stream, ...]:
         """tuple of Stream: what orders the free."""
         return streams_of(self.stream)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         name = self.ownership.name
         if self.transferred_to is not None:
             name += f" {self.transferred_to.name}"

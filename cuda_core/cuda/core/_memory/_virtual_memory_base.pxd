@@ -6,7 +6,7 @@ from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport StreamHandle
 
 cdef class VirtualMemoryBase(IndexedResource):
-    cdef readonly object config
+    cdef readonly object config  # type: VirtualMemoryResourceOptions
     cdef int _ordinal
     cdef int _revision
     cdef size_t _granularity

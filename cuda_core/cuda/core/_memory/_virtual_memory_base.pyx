@@ -75,7 +75,9 @@ cdef class VirtualMemoryBase(IndexedResource):
         self._revision = -1
         self._ordinal = -1
 
-    def __init__(self, device_id, config=None):
+    def __init__(
+        self, device_id: Device | int, config: VirtualMemoryResourceOptions | dict[str, Any] | None = None
+    ) -> None:
         if self._revision >= 0:
             raise RuntimeError(f"this {type(self).__name__} was made already, and buffers may depend on what it is")
         options = VirtualMemoryResourceOptions._accept(config, "config")
@@ -122,30 +124,30 @@ cdef class VirtualMemoryBase(IndexedResource):
         return 0
 
     @property
-    def device(self):
+    def device(self) -> Device | None:
         """Device or None: the device whose memory is allocated; None for memory of the host."""
         if self._options().location_type != VirtualMemoryLocationType.DEVICE:
             return None
         return device_factory(self._ordinal)
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the device whose memory is allocated; -1 for memory of the host."""
         return self._ordinal if self._options().location_type == VirtualMemoryLocationType.DEVICE else -1
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: whether a device can use the memory, by its own or a peer's rights."""
         if self._options().location_type == VirtualMemoryLocationType.DEVICE:
             return True
         return bool(self.config.peers) and self.config.peer_access is not None
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: whether the host can use the memory."""
         return self._options().location_type != VirtualMemoryLocationType.DEVICE
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         if self.config is None:
             return f"<{type(self).__name__}, __init__ was not called>"
         place = f"device {self._ordinal}" if self.device_id >= 0 else self.config.location_type.value

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from cuda.core._error_text import shown
-from cuda.core._memory._option_checks import a_flag, accept, bytes_count, one_of
+from cuda.core._memory._option_checks import a_flag, accept, bytes_count, one_of, option
 from cuda.core.typing import (
     VirtualMemoryAccessType,
     VirtualMemoryAllocationType,
@@ -73,7 +73,8 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
 
 
 def _on_assignment(options: VirtualMemoryResourceOptions, field: attrs.Attribute[Any], value: Any) -> Any:
-    converted = field.converter(value) if field.converter is not None else value
+    convert: Any = field.converter
+    converted = convert(value) if convert is not None else value
     check = _CHECKS.get(field.name)
     if check is not None:
         check(converted)
@@ -81,7 +82,7 @@ def _on_assignment(options: VirtualMemoryResourceOptions, field: attrs.Attribute
         _check_sharing(converted, options.handle_type)
     elif field.name == "handle_type":
         _check_sharing(options.location_type, converted)
-    object.__setattr__(options, "_revision", options._revision + 1)
+    vars(options)["_revision"] += 1
     return converted
 
 
@@ -134,35 +135,35 @@ class VirtualMemoryResourceOptions:
     ValueError: addr_align must be a power of two, got 3
     """
 
-    allocation_type: VirtualMemoryAllocationType = attrs.field(
+    allocation_type: VirtualMemoryAllocationType = option(
         default=VirtualMemoryAllocationType.PINNED,
         converter=one_of("allocation_type", VirtualMemoryAllocationType),
     )
-    location_type: VirtualMemoryLocationType = attrs.field(
+    location_type: VirtualMemoryLocationType = option(
         default=VirtualMemoryLocationType.DEVICE,
         converter=one_of("location_type", VirtualMemoryLocationType),
     )
-    handle_type: VirtualMemoryHandleType | None = attrs.field(
+    handle_type: VirtualMemoryHandleType | None = option(
         default=VirtualMemoryHandleType.POSIX_FD,
         converter=one_of("handle_type", VirtualMemoryHandleType, optional=True),
     )
-    granularity: VirtualMemoryGranularityType = attrs.field(
+    granularity: VirtualMemoryGranularityType = option(
         default=VirtualMemoryGranularityType.RECOMMENDED,
         converter=one_of("granularity", VirtualMemoryGranularityType),
     )
-    gpu_direct_rdma: bool = attrs.field(default=False, converter=a_flag("gpu_direct_rdma"))
-    addr_hint: int | None = attrs.field(default=0, converter=bytes_count("addr_hint", optional=True))
-    addr_align: int | None = attrs.field(default=None, converter=bytes_count("addr_align", optional=True))
-    peers: tuple[int, ...] = attrs.field(default=(), converter=_device_ordinals)
-    self_access: VirtualMemoryAccessType | None = attrs.field(
+    gpu_direct_rdma: bool = option(default=False, converter=a_flag("gpu_direct_rdma"))
+    addr_hint: int | None = option(default=0, converter=bytes_count("addr_hint", optional=True))
+    addr_align: int | None = option(default=None, converter=bytes_count("addr_align", optional=True))
+    peers: Iterable[int] = option(default=(), converter=_device_ordinals)
+    self_access: VirtualMemoryAccessType | None = option(
         default=VirtualMemoryAccessType.READ_WRITE,
         converter=one_of("self_access", VirtualMemoryAccessType, optional=True),
     )
-    peer_access: VirtualMemoryAccessType | None = attrs.field(
+    peer_access: VirtualMemoryAccessType | None = option(
         default=VirtualMemoryAccessType.READ_WRITE,
         converter=one_of("peer_access", VirtualMemoryAccessType, optional=True),
     )
-    reserve_size: int = attrs.field(default=0, converter=bytes_count("reserve_size"))
+    reserve_size: int = option(default=0, converter=bytes_count("reserve_size"))
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "_revision", 0)
@@ -175,4 +176,5 @@ class VirtualMemoryResourceOptions:
         """Return options given as an object, as a dict of its fields, or as None for the defaults."""
         if value is None:
             return cls()
-        return accept(cls, value, name)
+        accepted: VirtualMemoryResourceOptions = accept(cls, value, name)
+        return accepted

@@ -64,7 +64,7 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         if type(self) is VirtualMemoryResource:
             self.deleter = return_range
 
-    def allocate(self, size, *, stream=None):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate a buffer.
 
         Parameters
@@ -131,7 +131,9 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         self.remember(buffer)
         return buffer
 
-    def modify_allocation(self, buf, new_size, config=None):
+    def modify_allocation(
+        self, buf: Buffer, new_size: int, config: VirtualMemoryResourceOptions | dict[str, Any] | None = None
+    ) -> Buffer:
         """Grow a buffer. The allocation moves to a new buffer, and ``buf`` becomes TRANSFERRED.
 
         Parameters

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all adaptors share: each of their buffers keeps one of the inner resource, and closes it."""
 
-from cuda.core import Buffer, MemoryResource
+from __future__ import annotations
+
+from typing import Any
+
+from cuda.core import Buffer, MemoryResource, Stream
+from cuda.core.graph import GraphBuilder
+from cuda.core.typing import DevicePointerType
 
 __all__ = ["MemoryResourceAdaptor"]
 
@@ -50,20 +56,20 @@ class MemoryResourceAdaptor(MemoryResource):
     4096
     """
 
-    def __init__(self, inner):
+    def __init__(self, inner: MemoryResource) -> None:
         if not isinstance(inner, MemoryResource):
             raise TypeError(f"inner must be a MemoryResource, got {type(inner).__name__}: {inner!r}")
         self._inner = inner
         # The inner buffers by address. No lock: each change is one operation of the dictionary. A lock would hang
         # where the collector runs in the middle of a change and frees a buffer of this very adaptor.
-        self._buffers = {}
+        self._buffers: dict[Any, Buffer] = {}
 
     @property
-    def inner(self):
+    def inner(self) -> MemoryResource:
         """MemoryResource: the resource inside."""
         return self._inner
 
-    def allocate(self, size, *, stream=None):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate from the inner resource.
 
         Parameters
@@ -84,7 +90,8 @@ class MemoryResourceAdaptor(MemoryResource):
         Exception
             Whatever the inner resource raises. Nothing is allocated then.
         """
-        buffer = self._inner.allocate(size, stream=stream)
+        # Whether a stream is needed is for the inner resource to say.
+        buffer = self._inner.allocate(size, stream=stream)  # type: ignore[arg-type]
         address, size = buffer.handle, buffer.size
         if not size:
             # No memory is behind it, and its address can be that of others: there is nothing to keep.
@@ -98,7 +105,9 @@ class MemoryResourceAdaptor(MemoryResource):
             buffer.close()
             raise
 
-    def deallocate(self, ptr, size, *, stream=None):
+    def deallocate(
+        self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
+    ) -> None:
         """Close the inner buffer. It is called by the buffers of this adaptor.
 
         Parameters
@@ -131,26 +140,26 @@ class MemoryResourceAdaptor(MemoryResource):
             raise
 
     @property
-    def is_device_accessible(self):
+    def is_device_accessible(self) -> bool:
         """bool: whether a device can use the memory, as the inner resource says."""
         return self._inner.is_device_accessible
 
     @property
-    def is_host_accessible(self):
+    def is_host_accessible(self) -> bool:
         """bool: whether the host can use the memory, as the inner resource says."""
         return self._inner.is_host_accessible
 
     @property
-    def is_managed(self):
+    def is_managed(self) -> bool:
         """bool: whether the memory is managed, as the inner resource says."""
         return self._inner.is_managed
 
     @property
-    def device_id(self):
+    def device_id(self) -> int:
         """int: ordinal of the device whose memory this is, as the inner resource says."""
         return self._inner.device_id
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         # Only what is not found here comes this way. Private names do not: one may be missing because the object
         # is being made, or copied.
         if name.startswith("_"):
@@ -162,5 +171,5 @@ class MemoryResourceAdaptor(MemoryResource):
             )
         return value
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<{type(self).__name__} around {self._inner!r}>"

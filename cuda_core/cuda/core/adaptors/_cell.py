@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A value that threads, and frees in the middle of a change, change one after another."""
 
+from __future__ import annotations
+
 import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Cell"]
 
+Value = TypeVar("Value")
 
-class Cell:
+
+class Cell(Generic[Value]):
     """Holds a value that is replaced by a function of itself.
 
     Threads take turns by a lock. A lock does not keep out the thread that holds it: the collector may run inside a
@@ -15,15 +21,15 @@ class Cell:
 
     __slots__ = ("_lock", "_value")
 
-    def __init__(self, value):
+    def __init__(self, value: Value) -> None:
         self._lock = threading.RLock()
         self._value = value
 
     @property
-    def value(self):
+    def value(self) -> Value:
         return self._value
 
-    def change(self, function, *arguments):
+    def change(self, function: Callable[..., Value], *arguments: Any) -> Value:
         """Replace the value by ``function(value, *arguments)`` and return it. What that raises leaves it as it was."""
         with self._lock:
             while True:

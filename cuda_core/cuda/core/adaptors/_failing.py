@@ -1,14 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures on request, to see what a program does when there is no memory or a free is refused."""
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import attrs
 
+from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
 from cuda.core.adaptors._cell import Cell
+from cuda.core.graph import GraphBuilder
+from cuda.core.typing import DevicePointerType
 
 __all__ = ["FailingAdaptor"]
+
+_Error: TypeAlias = BaseException | type[BaseException]
 
 
 @attrs.frozen(eq=False)
@@ -17,14 +27,17 @@ class _Request:
 
     nth: int
     sticky: bool
-    error: object
-    seen: Cell = attrs.field(factory=lambda: Cell(0))
+    error: _Error
+    seen: Cell[int] = attrs.field(factory=lambda: Cell(0))
 
-    def meet(self):
+    def meet(self) -> None:
         """Count one more; raise if it is one that shall fail."""
         number = self.seen.change(lambda seen: seen + 1)
         if number == self.nth or (self.sticky and number > self.nth):
             raise self.error() if isinstance(self.error, type) else self.error
+
+
+_Requests: TypeAlias = Cell[tuple[_Request, ...]]
 
 
 class FailingAdaptor(MemoryResourceAdaptor):
@@ -59,12 +72,14 @@ class FailingAdaptor(MemoryResourceAdaptor):
     'DONE'
     """
 
-    def __init__(self, inner):
+    def __init__(self, inner: MemoryResource) -> None:
         super().__init__(inner)
-        self._allocations = Cell(())
-        self._frees = Cell(())
+        self._allocations: _Requests = Cell(())
+        self._frees: _Requests = Cell(())
 
-    def fail_allocation(self, nth=1, *, sticky=False, error=None):
+    def fail_allocation(
+        self, nth: int = 1, *, sticky: bool = False, error: _Error | None = None
+    ) -> AbstractContextManager[None]:
         """Let the n-th allocation inside a ``with`` block fail.
 
         Parameters
@@ -90,7 +105,9 @@ class FailingAdaptor(MemoryResourceAdaptor):
         default = MemoryError(f"allocation {nth} fails on request")
         return self._requested(self._allocations, nth, sticky, default if error is None else error)
 
-    def fail_free(self, nth=1, *, sticky=False, error=None):
+    def fail_free(
+        self, nth: int = 1, *, sticky: bool = False, error: _Error | None = None
+    ) -> AbstractContextManager[None]:
         """Let the n-th free inside a ``with`` block fail, before the inner resource is asked.
 
         Parameters
@@ -108,7 +125,9 @@ class FailingAdaptor(MemoryResourceAdaptor):
         return self._requested(self._frees, nth, sticky, default if error is None else error)
 
     @staticmethod
-    def _requested(requests, nth, sticky, error):
+    def _requested(
+        requests: _Requests, nth: int, sticky: bool, error: _Error
+    ) -> AbstractContextManager[None]:
         if isinstance(nth, bool) or not isinstance(nth, int):
             raise TypeError(f"nth must be an integer, got {type(nth).__name__}: {nth!r}")
         if nth < 1:
@@ -118,13 +137,15 @@ class FailingAdaptor(MemoryResourceAdaptor):
             raise TypeError(f"error must be an exception, got {kind.__name__}: {error!r}")
         return _in_force(requests, _Request(nth, bool(sticky), error))
 
-    def allocate(self, size, *, stream=None):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate from the inner resource, or fail. As :meth:`MemoryResourceAdaptor.allocate`."""
         for request in self._allocations.value:
             request.meet()
         return super().allocate(size, stream=stream)
 
-    def deallocate(self, ptr, size, *, stream=None):
+    def deallocate(
+        self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
+    ) -> None:
         """Free, or fail. As :meth:`MemoryResourceAdaptor.deallocate`."""
         for request in self._frees.value:
             request.meet()
@@ -132,7 +153,7 @@ class FailingAdaptor(MemoryResourceAdaptor):
 
 
 @contextlib.contextmanager
-def _in_force(requests, request):
+def _in_force(requests: _Requests, request: _Request) -> Iterator[None]:
     requests.change(lambda before: (*before, request))
     try:
         yield

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """No more than so many bytes at one time."""
 
+from __future__ import annotations
+
 import operator
 
+from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
 from cuda.core.adaptors._cell import Cell
+from cuda.core.graph import GraphBuilder
+from cuda.core.typing import DevicePointerType
 
 __all__ = ["LimitAdaptor"]
 
@@ -45,7 +50,7 @@ class LimitAdaptor(MemoryResourceAdaptor):
     'DONE'
     """
 
-    def __init__(self, inner, limit):
+    def __init__(self, inner: MemoryResource, limit: int) -> None:
         super().__init__(inner)
         try:
             self._limit = operator.index(limit)
@@ -56,23 +61,23 @@ class LimitAdaptor(MemoryResourceAdaptor):
         self._used = Cell(0)
 
     @property
-    def limit(self):
+    def limit(self) -> int:
         """int: the most bytes that may be allocated at one time."""
         return self._limit
 
     @property
-    def used(self):
+    def used(self) -> int:
         """int: bytes that are allocated now, or being allocated."""
         return self._used.value
 
-    def _take(self, used, size):
+    def _take(self, used: int, size: int) -> int:
         if used + size > self._limit:
             raise MemoryError(
                 f"{size} bytes would exceed the limit of {self._limit} bytes: {used} are in use"
             )
         return used + size
 
-    def allocate(self, size, *, stream=None):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate from the inner resource, within the limit. As :meth:`MemoryResourceAdaptor.allocate`.
 
         Raises
@@ -104,7 +109,9 @@ class LimitAdaptor(MemoryResourceAdaptor):
             raise
         return buffer
 
-    def deallocate(self, ptr, size, *, stream=None):
+    def deallocate(
+        self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
+    ) -> None:
         """Free, and give the bytes back to the limit, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
         super().deallocate(ptr, size, stream=stream)
         self._used.change(operator.sub, size)

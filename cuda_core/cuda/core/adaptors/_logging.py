@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A line for each allocation and each free."""
 
+from __future__ import annotations
+
 import logging
 
+from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+from cuda.core.graph import GraphBuilder
+from cuda.core.typing import DevicePointerType
 
 __all__ = ["LoggingAdaptor"]
 
 
-def _stream_text(stream):
+def _stream_text(stream: object) -> str:
     handle = getattr(stream, "handle", None)
     return "-" if handle is None else hex(int(handle))
 
@@ -44,7 +49,9 @@ class LoggingAdaptor(MemoryResourceAdaptor):
     free size=4096 address=0x... stream=0x...
     """
 
-    def __init__(self, inner, logger=None, level=logging.DEBUG):
+    def __init__(
+        self, inner: MemoryResource, logger: logging.Logger | str | None = None, level: int = logging.DEBUG
+    ) -> None:
         super().__init__(inner)
         if logger is None or isinstance(logger, str):
             logger = logging.getLogger("cuda.core.adaptors" if logger is None else logger)
@@ -55,7 +62,7 @@ class LoggingAdaptor(MemoryResourceAdaptor):
         self._logger = logger
         self._level = level
 
-    def allocate(self, size, *, stream=None):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate from the inner resource and log it. As :meth:`MemoryResourceAdaptor.allocate`."""
         log, level = self._logger.log, self._level
         try:
@@ -75,7 +82,9 @@ class LoggingAdaptor(MemoryResourceAdaptor):
         log(level, "allocate size=%d address=%#x stream=%s", buffer.size, buffer.handle, _stream_text(stream))
         return buffer
 
-    def deallocate(self, ptr, size, *, stream=None):
+    def deallocate(
+        self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
+    ) -> None:
         """Log and free, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
         log, level = self._logger.log, self._level
         log(level, "free size=%d address=%#x stream=%s", size, ptr, _stream_text(stream))

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much is allocated, was at most, and was in all."""
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Iterator
+from typing import TypeAlias
 
 import attrs
 
+from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
 from cuda.core.adaptors._cell import Cell
+from cuda.core.graph import GraphBuilder
+from cuda.core.typing import DevicePointerType
 
 __all__ = ["MemoryStatistics", "StatisticsAdaptor"]
 
@@ -38,7 +45,10 @@ class MemoryStatistics:
     total_count: int = 0
 
 
-def _allocated(stack, size):
+_Stack: TypeAlias = tuple[MemoryStatistics, ...]
+
+
+def _allocated(stack: _Stack, size: int) -> _Stack:
     *outer, top = stack
     current_bytes, current_count = top.current_bytes + size, top.current_count + 1
     return (
@@ -54,7 +64,7 @@ def _allocated(stack, size):
     )
 
 
-def _freed(stack, size):
+def _freed(stack: _Stack, size: int) -> _Stack:
     *outer, top = stack
     return (
         *outer,
@@ -69,7 +79,7 @@ def _freed(stack, size):
     )
 
 
-def _joined(below, top):
+def _joined(below: MemoryStatistics, top: MemoryStatistics) -> MemoryStatistics:
     """Return what a region has seen when one inside it ends."""
     return MemoryStatistics(
         below.current_bytes + top.current_bytes,
@@ -114,32 +124,34 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
     'DONE'
     """
 
-    def __init__(self, inner):
+    def __init__(self, inner: MemoryResource) -> None:
         super().__init__(inner)
-        self._stack = Cell((MemoryStatistics(),))
+        self._stack: Cell[_Stack] = Cell((MemoryStatistics(),))
 
-    def allocate(self, size, *, stream=None):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate from the inner resource and count it. As :meth:`MemoryResourceAdaptor.allocate`."""
         buffer = super().allocate(size, stream=stream)
         self._stack.change(_allocated, buffer.size)
         return buffer
 
-    def deallocate(self, ptr, size, *, stream=None):
+    def deallocate(
+        self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
+    ) -> None:
         """Free and count it, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
         super().deallocate(ptr, size, stream=stream)
         self._stack.change(_freed, size)
 
     @property
-    def statistics(self):
+    def statistics(self) -> MemoryStatistics:
         """MemoryStatistics: of the innermost region; without one, of everything since the adaptor was made."""
         return self._stack.value[-1]
 
     @property
-    def depth(self):
+    def depth(self) -> int:
         """int: how many regions are open."""
         return len(self._stack.value) - 1
 
-    def push(self):
+    def push(self) -> None:
         """Begin a region: :attr:`statistics` starts from zero, until :meth:`pop`.
 
         Examples
@@ -148,7 +160,7 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
         """
         self._stack.change(lambda stack: (*stack, MemoryStatistics()))
 
-    def pop(self):
+    def pop(self) -> MemoryStatistics:
         """End the innermost region. The one around it has seen what it saw.
 
         Returns
@@ -165,9 +177,9 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
         --------
         >>> seen = mr.pop()  # doctest: +SKIP
         """
-        ended = []
+        ended: list[MemoryStatistics] = []
 
-        def end(stack):
+        def end(stack: _Stack) -> _Stack:
             if len(stack) < 2:
                 raise RuntimeError("no region is open: there is one pop for each push")
             *outer, below, top = stack
@@ -178,7 +190,7 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
         return ended[0]
 
     @contextlib.contextmanager
-    def region(self):
+    def region(self) -> Iterator[_Region]:
         """Have a region for the length of a ``with`` block.
 
         Yields
@@ -201,11 +213,11 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
 class _Region:
     """What :meth:`StatisticsAdaptor.region` yields."""
 
-    def __init__(self, adaptor):
+    def __init__(self, adaptor: StatisticsAdaptor) -> None:
         self._adaptor = adaptor
-        self._ended = None
+        self._ended: MemoryStatistics | None = None
 
     @property
-    def statistics(self):
+    def statistics(self) -> MemoryStatistics:
         """MemoryStatistics: what the region saw; inside the block, what it has seen so far."""
         return self._adaptor.statistics if self._ended is None else self._ended

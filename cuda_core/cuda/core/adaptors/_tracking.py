@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is allocated, and where in the program it was asked for."""
 
+from __future__ import annotations
+
 import itertools
 import operator
 import sys
 import threading
 import traceback
+from types import FrameType
+from typing import Any
 
 import attrs
 
+from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+from cuda.core.graph import GraphBuilder
+from cuda.core.typing import DevicePointerType
 
 __all__ = ["OpenAllocation", "TrackingAdaptor"]
 
@@ -36,7 +43,7 @@ class OpenAllocation:
     thread: str
     origin: traceback.StackSummary
 
-    def __str__(self):
+    def __str__(self) -> str:
         text = f"allocation {self.serial}: {self.size} bytes at {self.address:#x}, by thread {self.thread}"
         return text + "".join(
             f"\n    {frame.filename}:{frame.lineno} in {frame.name}" for frame in self.origin
@@ -81,7 +88,7 @@ class TrackingAdaptor(MemoryResourceAdaptor):
     nothing is allocated
     """
 
-    def __init__(self, inner, frames=8):
+    def __init__(self, inner: MemoryResource, frames: int = 8) -> None:
         super().__init__(inner)
         try:
             self._frames = operator.index(frames)
@@ -90,12 +97,13 @@ class TrackingAdaptor(MemoryResourceAdaptor):
         if self._frames < 0:
             raise ValueError(f"frames must not be negative, got {self._frames}")
         self._serials = itertools.count(1)
-        self._open = {}  # by address; each change is one operation, as in the class above
+        # By address; each change is one operation, as in the class above.
+        self._open: dict[Any, OpenAllocation] = {}
 
-    def _origin(self):
+    def _origin(self) -> traceback.StackSummary:
         if not self._frames:
             return traceback.StackSummary()
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_globals.get("__name__", "").startswith("cuda.core.adaptors."):
             frame = frame.f_back  # of adaptors around this one
         calls = itertools.islice(traceback.walk_stack(frame), self._frames)
@@ -104,7 +112,7 @@ class TrackingAdaptor(MemoryResourceAdaptor):
         summary.reverse()
         return summary
 
-    def allocate(self, size, *, stream=None):
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate from the inner resource and note it. As :meth:`MemoryResourceAdaptor.allocate`."""
         origin = self._origin()
         buffer = super().allocate(size, stream=stream)
@@ -115,7 +123,9 @@ class TrackingAdaptor(MemoryResourceAdaptor):
             )
         return buffer
 
-    def deallocate(self, ptr, size, *, stream=None):
+    def deallocate(
+        self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
+    ) -> None:
         """Forget and free, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
         entry = self._open.pop(ptr, None)
         try:
@@ -125,7 +135,7 @@ class TrackingAdaptor(MemoryResourceAdaptor):
                 self._open[ptr] = entry
             raise
 
-    def open_allocations(self):
+    def open_allocations(self) -> list[OpenAllocation]:
         """Return what is allocated, the oldest first.
 
         Returns
@@ -134,7 +144,7 @@ class TrackingAdaptor(MemoryResourceAdaptor):
         """
         return sorted(self._open.copy().values(), key=lambda entry: entry.serial)
 
-    def report(self):
+    def report(self) -> str:
         """Return what is allocated as a text, with origins.
 
         Returns

@@ -233,16 +233,18 @@ cdef void _made(uint64_t serial) noexcept:
 CAPACITY = _CAPACITY
 
 
-def monotonic():
+def monotonic() -> int:
     """Return the time that events are written with, in nanoseconds."""
     return _now()
 
 
-def is_installed():
+def is_installed() -> bool:
     return _on
 
 
-def install(stacks, when_half_full, name_thread):
+def install(
+    stacks: Stacks, when_half_full: Callable[[], object], name_thread: Callable[[int], object]
+) -> None:
     """Begin to record.
 
     Parameters
@@ -279,7 +281,7 @@ def install(stacks, when_half_full, name_thread):
     observe(_change, _made)
 
 
-def uninstall():
+def uninstall() -> None:
     """Stop recording. What was written can still be read."""
     global _on, _stacks, _when_half_full, _name_thread
     observe(NULL, NULL)
@@ -290,7 +292,7 @@ def uninstall():
     _stacks = _when_half_full = _name_thread = None
 
 
-def drain():
+def drain() -> tuple[list[tuple[Any, ...]], int, int]:
     """Read the table and empty it.
 
     Returns
@@ -357,11 +359,12 @@ cdef class Stacks:
 
     cdef readonly int depth
     cdef readonly long limit
-    cdef readonly list frames       # by number: tuples of file, line and function, the innermost first
+    # By number: tuples of file, line and function, the innermost first.
+    cdef readonly list frames  # type: list[tuple[tuple[str, int, str], ...]]
     cdef dict _numbers
     cdef dict _codes                # by id, so that no other code object can have the id of one that was seen
 
-    def __init__(self, depth, limit=65536):
+    def __init__(self, depth: int, limit: int = 65536) -> None:
         self.depth, self.limit = depth, limit
         self.frames = [()]
         self._numbers = {}

@@ -10,6 +10,8 @@ import os
 import platform
 import sys
 import threading
+from types import TracebackType
+from typing import Any
 
 from cuda.core._memory import _inventory
 from cuda.core._memory._memory_report import resource_name
@@ -83,20 +85,25 @@ class Recording:
     recorded. The child of a fork records nothing.
     """
 
-    def __init__(self, settings):
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._journal = None
-        self._report = None
+        self._journal: Journal | None = None
+        self._report: AuditReport | None = None
         self._inherited = False
 
-    def __enter__(self):
+    def __enter__(self) -> Recording:
         self.start()
         return self
 
-    def __exit__(self, exc_type, exc_value, traceback):
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.stop()
 
-    def start(self):
+    def start(self) -> None:
         """Begin to record.
 
         Raises
@@ -123,7 +130,7 @@ class Recording:
                 self._journal.seed(serial, *facts)
             self._journal.seeded = True
 
-    def stop(self):
+    def stop(self) -> None:
         """End the recording and write the files that were asked for. Ending it twice is harmless.
 
         Raises
@@ -178,7 +185,14 @@ class Recording:
         return self._report
 
 
-def record(*, text=None, json=None, html=None, depth=24, limit=100_000) -> Recording:
+def record(
+    *,
+    text: str | os.PathLike[str] | None = None,
+    json: str | os.PathLike[str] | None = None,
+    html: str | os.PathLike[str] | None = None,
+    depth: int = 24,
+    limit: int = 100_000,
+) -> Recording:
     """Record what happens to memory within a ``with`` block.
 
     Parameters
@@ -217,7 +231,8 @@ def record(*, text=None, json=None, html=None, depth=24, limit=100_000) -> Recor
     >>> kept.close().name
     'DONE'
     """
-    return Recording(Settings(text=text, json=json, html=html, depth=depth, limit=limit))
+    settings: Any = {"text": text, "json": json, "html": html}  # paths become texts
+    return Recording(Settings(**settings, depth=depth, limit=limit))
 
 
 def _live_now(journal):

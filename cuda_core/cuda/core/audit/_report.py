@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
+from typing import Any
 
 import attrs
 
@@ -277,7 +278,7 @@ class AuditReport:
         """bool: whether nothing leaked, was left detached, or was lost."""
         return not (self.leaked or self.detached or self.lost)
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return the report as dictionaries, lists, texts and numbers."""
         whole = attrs.asdict(self)
         for name in ("leaked", "detached", "collected", "lost", "waiting", "failed"):

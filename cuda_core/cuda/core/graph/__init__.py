@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs by capture: what is put into streams becomes a graph, which is launched as a whole, again and again."""
 
+from typing import TYPE_CHECKING
+
 from cuda.core.graph._graph import Graph
 from cuda.core.graph._graph_builder import GraphBuilder
 from cuda.core.graph._graph_options import GraphCompleteOptions, GraphDebugPrintOptions
@@ -39,10 +41,11 @@ _ABSENT = frozenset(
     }
 )
 
+if not TYPE_CHECKING:  # a checker would believe that every name is there
 
-def __getattr__(name: str) -> object:
-    if name in _ABSENT:
-        raise AttributeError(
-            f"cuda.core.graph.{name} is not in this build: its graphs are made by capture only"
-        )
-    raise AttributeError(f"module 'cuda.core.graph' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name in _ABSENT:
+            raise AttributeError(
+                f"cuda.core.graph.{name} is not in this build: its graphs are made by capture only"
+            )
+        raise AttributeError(f"module 'cuda.core.graph' has no attribute {name!r}")

@@ -231,7 +231,7 @@ cdef class Graph:
     >>> with_zeros.close()
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("directly constructing a Graph instance is not supported; use GraphBuilder.complete()")
 
     cdef CapturedGraph* _open(self) except NULL:
@@ -241,7 +241,7 @@ cdef class Graph:
             raise RuntimeError("the Graph was made before this process was forked, and is lost in it")
         return self._of.graph
 
-    def close(self):
+    def close(self) -> None:
         """Destroy the graph. Closing twice is harmless. Launches in flight go on to their end.
 
         Memory that launches have allocated stays for the buffers that own it; what no buffer owns is freed behind the
@@ -284,12 +284,12 @@ cdef class Graph:
             report(text)
 
     @property
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """bool: whether the graph was closed."""
         return self._executable.load() == 0
 
     @property
-    def handle(self):
+    def handle(self) -> driver.CUgraphExec:
         """The ``CUgraphExec`` as a ``cuda.bindings.driver`` object; a null one once the graph is closed."""
         return driver.CUgraphExec(self._executable.load())
 
@@ -316,7 +316,7 @@ cdef class Graph:
             raise RuntimeError("Graph has been closed")
         return result
 
-    def launch(self, stream):
+    def launch(self, stream: Stream | GraphBuilder) -> None:
         """Put the graph into a stream: its nodes run behind what is there, and before what comes later.
 
         Parameters
@@ -352,7 +352,7 @@ cdef class Graph:
             raise error
         check(result, function)
 
-    def upload(self, stream):
+    def upload(self, stream: Stream | GraphBuilder) -> None:
         """Prepare the graph on the device, in the order of a stream, so that the first launch need not.
 
         Parameters
@@ -373,7 +373,7 @@ cdef class Graph:
         cdef cydriver.CUresult result = self._in_stream(stream, "uploaded", _upload, &function)
         check(result, function)
 
-    def update(self, source):
+    def update(self, source: GraphBuilder) -> None:
         """Give the nodes the parameters of another capture of the same shape, for later launches.
 
         The memory that the other capture uses is kept from now on; that of the earlier one goes back as soon as no
@@ -435,5 +435,5 @@ cdef class Graph:
                 error.args = (f"{error.args[0]}: {_update_result(info.result)}",)
             raise error
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<Graph handle={self._executable.load():#x}{'' if self._executable.load() else ' closed'}>"

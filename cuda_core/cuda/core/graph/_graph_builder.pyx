@@ -65,7 +65,7 @@ cdef class GraphBuilder(GraphSource):
     >>> graph.launch(stream)
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise NotImplementedError(
             "directly creating a GraphBuilder object can be ambiguous; use Device.create_graph_builder() or "
             "Stream.create_graph_builder()"
@@ -81,7 +81,7 @@ cdef class GraphBuilder(GraphSource):
         return self._stream
 
     @property
-    def stream(self):
+    def stream(self) -> Stream:
         """Stream: what is captured.
 
         Raises
@@ -91,22 +91,22 @@ cdef class GraphBuilder(GraphSource):
         """
         return self.carried()
 
-    def __cuda_stream__(self):
+    def __cuda_stream__(self) -> tuple[int, int]:
         """Return ``(0, address)``, the protocol by which other libraries accept this as a stream."""
         return self.carried().__cuda_stream__()
 
     @property
-    def is_closed(self):
+    def is_closed(self) -> bool:
         """bool: whether the builder was closed, or joined into another one."""
         return self._closed
 
     @property
-    def is_join_required(self):
+    def is_join_required(self) -> bool:
         """bool: whether this builder came from :meth:`split`, and must be joined before building ends."""
         return self._root is not None
 
     @property
-    def is_building(self):
+    def is_building(self) -> bool:
         """bool: whether work is being captured.
 
         Raises
@@ -129,7 +129,7 @@ cdef class GraphBuilder(GraphSource):
 
     # -- the capture -----------------------------------------------------------------------------------------------
 
-    def begin_building(self, mode="relaxed"):
+    def begin_building(self, mode: str | None = "relaxed") -> GraphBuilder:
         """Begin to capture what is put into the stream.
 
         Parameters
@@ -176,7 +176,7 @@ cdef class GraphBuilder(GraphSource):
         self._stage = Stage.BUILDING
         return 0
 
-    def end_building(self):
+    def end_building(self) -> GraphBuilder:
         """End the capture. The graph can then be completed.
 
         Returns
@@ -218,7 +218,7 @@ cdef class GraphBuilder(GraphSource):
                 self._fork_streams = None
         return 0
 
-    def callback(self, fn, *, user_data=None):
+    def callback(self, fn: Callable[[], object], *, user_data: int | BufferProtocol | None = None) -> None:
         """Call a function of the host when a launch comes to this place.
 
         Parameters
@@ -258,7 +258,7 @@ cdef class GraphBuilder(GraphSource):
 
     # -- several streams -------------------------------------------------------------------------------------------
 
-    def split(self, count):
+    def split(self, count: int) -> tuple[GraphBuilder, ...]:
         """Go on in several builders, whose work can run side by side, behind what is captured so far.
 
         Parameters
@@ -334,7 +334,7 @@ cdef class GraphBuilder(GraphSource):
         return fork
 
     @staticmethod
-    def join(*graph_builders):
+    def join(*graph_builders: GraphBuilder) -> GraphBuilder:
         """Go on in one builder, behind what all of them have captured.
 
         Parameters
@@ -381,7 +381,7 @@ cdef class GraphBuilder(GraphSource):
             raise RuntimeError("Graph has not finished building: the capture was broken and gave no graph.")
         return 0
 
-    def complete(self, options=None):
+    def complete(self, options: GraphCompleteOptions | dict[str, Any] | None = None) -> Graph:
         """Make a graph that can be launched.
 
         Parameters
@@ -425,7 +425,9 @@ cdef class GraphBuilder(GraphSource):
         finally:
             release_stream(upload)
 
-    def debug_dot_print(self, path, options=None):
+    def debug_dot_print(
+        self, path: str | os.PathLike[str], options: GraphDebugPrintOptions | dict[str, Any] | None = None
+    ) -> None:
         """Write the graph into a file, in the language of Graphviz.
 
         Parameters
@@ -468,7 +470,7 @@ cdef class GraphBuilder(GraphSource):
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def close(self):
+    def close(self) -> None:
         """End the capture, if it goes on, and let go of the graph. Closing twice is harmless.
 
         Graphs that were completed stay as they are. A builder that came from :meth:`split` and is closed before it is
@@ -543,7 +545,7 @@ cdef class GraphBuilder(GraphSource):
             )
         raise AttributeError(f"'GraphBuilder' object has no attribute {name!r}")
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         if self._closed:
             return "<GraphBuilder closed>"
         stage = "forked" if self._root is not None else ("new", "building", "ended", "failed")[self._stage]

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from cuda.core._memory._option_checks import a_flag
+from cuda.core._memory._option_checks import a_flag, option
 from cuda.core._stream import Stream, Stream_accept
 
 __all__ = ["GraphCompleteOptions", "GraphDebugPrintOptions"]
@@ -18,7 +18,7 @@ def _stream_or_none(value: Any) -> Stream | None:
 
 
 def _flag(name: str) -> Any:
-    return attrs.field(default=False, converter=a_flag(name))
+    return option(False, a_flag(name))
 
 
 @attrs.define(slots=False, on_setattr=attrs.setters.convert)
@@ -50,7 +50,7 @@ class GraphCompleteOptions:
     """
 
     auto_free_on_launch: bool = _flag("auto_free_on_launch")
-    upload_stream: Stream | None = attrs.field(default=None, converter=_stream_or_none)
+    upload_stream: Stream | None = option(default=None, converter=_stream_or_none)
     device_launch: bool = _flag("device_launch")
     use_node_priority: bool = _flag("use_node_priority")
 

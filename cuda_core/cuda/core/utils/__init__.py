@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views of arrays of any library; operations on many buffers at once, and the options of copies."""
 
+from typing import TYPE_CHECKING
+
 from cuda.core._memory._copy_batch import copy_batch
 from cuda.core._memory._copy_options import CopyOptions, MemcpyOverlapMode, MemcpySrcAccessOrder
 from cuda.core._memory._managed_operations import discard_batch, discard_prefetch_batch, prefetch_batch
@@ -29,8 +31,9 @@ _ABSENT = frozenset(
     }
 )
 
+if not TYPE_CHECKING:  # a checker would believe that every name is there
 
-def __getattr__(name: str) -> object:
-    if name in _ABSENT:
-        raise AttributeError(f"cuda.core.utils.{name} is not in this build")
-    raise AttributeError(f"module 'cuda.core.utils' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name in _ABSENT:
+            raise AttributeError(f"cuda.core.utils.{name} is not in this build")
+        raise AttributeError(f"module 'cuda.core.utils' has no attribute {name!r}")

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# Made from _memory_resource.pyx by tools/make_stubs.py: change that, and run `make stubs`.
+"""``MemoryResource``, what makes and frees allocations, and how one that is written in Python is asked to free."""
+
+from cuda.core._memory import Buffer
+from cuda.core._stream import Stream
+from cuda.core.graph._graph_builder import GraphBuilder
+from cuda.core.typing import DevicePointerType
+
+__all__ = ["MemoryResource"]
+
+class MemoryResource:
+    """Base class of everything that allocates memory; subclass it in Python to define your own.
+
+    A subclass overrides :meth:`allocate`, :meth:`deallocate` and the properties. It need not call
+    ``super().__init__``.
+
+    Notes
+    -----
+    ``allocate`` makes its buffer with ``Buffer.from_handle(ptr, size, mr=self, stream=stream)``. ``deallocate`` is
+    then asked exactly once, with the size that was allocated, at close or collection, on whatever thread that
+    happens. It must be safe to call from any thread and must not rely on the GIL for more than a single operation.
+    Raising promises that nothing was freed: the close raises the same exception, and the next explicit close asks
+    again. No lock of this package is held meanwhile, so it may allocate and close other buffers.
+
+    A subclass with a method ``at_exit(self)`` has it called once when the program ends, while Python still runs. After
+    that no ``deallocate`` is asked any more.
+
+    Examples
+    --------
+    Around another resource. An error in ``deallocate`` promises that nothing was freed, so what was forgotten for
+    the free comes back:
+
+    >>> from cuda.core import Buffer, Device, LegacyPinnedMemoryResource, MemoryResource
+    >>> Device(0).set_current()
+    >>> class Counting(MemoryResource):
+    ...     is_device_accessible, is_host_accessible = True, True
+    ...
+    ...     def __init__(self, inner):
+    ...         self.inner, self.buffers = inner, {}
+    ...
+    ...     def allocate(self, size, *, stream=None):
+    ...         inner = self.inner.allocate(size, stream=stream)
+    ...         self.buffers[inner.handle] = inner
+    ...         return Buffer.from_handle(inner.handle, inner.size, mr=self, stream=stream)
+    ...
+    ...     def deallocate(self, ptr, size, *, stream=None):
+    ...         inner = self.buffers.pop(ptr)  # before the free: then the address can be another thread's
+    ...         try:
+    ...             inner.close(stream)
+    ...         except BaseException:
+    ...             self.buffers[ptr] = inner
+    ...             raise
+    >>> counting = Counting(LegacyPinnedMemoryResource())
+    >>> with counting.allocate(4096) as buffer:
+    ...     print(buffer.size, len(counting.buffers))
+    4096 1
+    >>> len(counting.buffers)
+    0
+
+    With a ``deallocate`` of two steps, here the free of a pinned page beside each allocation of device memory. After
+    an error the buffer is OWNED, and can be used: the memory itself goes last, and what is done by then is
+    remembered, as ``deallocate`` is asked again from its beginning:
+
+    >>> from cuda.bindings import driver
+    >>> def value(answer):
+    ...     error, *values = answer
+    ...     if error != driver.CUresult.CUDA_SUCCESS:
+    ...         raise RuntimeError(error.name)
+    ...     return int(values[0]) if values else None
+    >>> class WithPage(MemoryResource):
+    ...     is_device_accessible, is_host_accessible, device_id = True, False, 0
+    ...
+    ...     def __init__(self):
+    ...         self.pages = {}
+    ...
+    ...     def allocate(self, size, *, stream=None):
+    ...         ptr = value(driver.cuMemAlloc(size))
+    ...         try:
+    ...             self.pages[ptr] = value(driver.cuMemAllocHost(4096))
+    ...             return Buffer.from_handle(ptr, size, mr=self, stream=stream)
+    ...         except BaseException:
+    ...             self.deallocate(ptr, size)
+    ...             raise
+    ...
+    ...     def deallocate(self, ptr, size, *, stream=None):
+    ...         if ptr in self.pages:
+    ...             value(driver.cuMemFreeHost(self.pages[ptr]))
+    ...             del self.pages[ptr]
+    ...         value(driver.cuMemFree(ptr))
+    >>> buffer = WithPage().allocate(4096)
+    >>> buffer.close().name
+    'DONE'
+    """
+
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> Buffer:
+        """Allocate memory. To be overridden.
+
+        Parameters
+        ----------
+        size : int
+            Bytes wanted.
+        stream : Stream
+            The stream that orders the allocation.
+
+        Returns
+        -------
+        Buffer
+            The new buffer, OWNED.
+        """
+
+    def deallocate(self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder) -> None:
+        """Free memory that :meth:`allocate` made. To be overridden.
+
+        Parameters
+        ----------
+        ptr : int
+            Where the allocation begins.
+        size : int
+            The size that was allocated, in bytes.
+        stream : Stream
+            A live stream that orders the free; never None.
+
+        Raises
+        ------
+        Exception
+            Anything. It promises that nothing was freed.
+        """
+
+    @property
+    def is_device_accessible(self) -> bool:
+        """bool: whether a device can use this resource's memory. To be overridden."""
+
+    @property
+    def is_host_accessible(self) -> bool:
+        """bool: whether the host can use this resource's memory. To be overridden."""
+
+    @property
+    def is_managed(self) -> bool:
+        """bool: whether this resource's memory is managed."""
+
+    @property
+    def device_id(self) -> int:
+        """int: ordinal of the device whose memory this is. To be overridden where there is one."""
