@@ -53,9 +53,11 @@ lint: $(DONE)/lint-tools
 	PATH="$(BIN):$$PATH" cython-lint cuda_core/cuda
 	$(BIN)/python tools/check_sources.py
 	$(BIN)/python tools/make_stubs.py --check
+	$(BIN)/python tools/make_moving_page.py --check
 
 stubs: $(DONE)/lint-tools
 	$(BIN)/python tools/make_stubs.py
+	$(BIN)/python tools/make_moving_page.py
 
 bench: $(DONE)/package
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -106,6 +108,7 @@ $(DONE)/test-tools: $(DONE)/environment pyproject.toml
 	@echo "== Fetching the test tools"
 	$(BIN)/python tools/requirements.py pyproject.toml test > $(DONE)/test.txt
 	$(PIP) install -r $(DONE)/test.txt
+	$(BIN)/python tools/released_package.py > $(DONE)/released.txt
 	touch $@
 
 $(DONE)/lint-tools: $(DONE)/environment pyproject.toml
