@@ -122,6 +122,7 @@ def test_every_public_name_is_used_there():
     }
     names = {name for name in names if not name.startswith("__")}
     besides = {"ComputeCapability", "handle_return"}  # of private modules
+    besides |= {"say", "say_findings"}  # of the settings of an audit, which its functions fill
     assert len(names) > 300
     assert names - used - besides == set()
 

@@ -35,7 +35,7 @@ __all__ = ["Recording", "record"]
 _lock = threading.RLock()
 _running = []  # recordings
 _reading = False
-_stacks = None
+_stacks: _recorder.Stacks | None = None
 _thread_names = {}
 
 
