@@ -369,6 +369,47 @@ def test_borrowed_buffers_are_no_allocations(device):
     assert "nothing leaked" in recording.report.to_text()
 
 
+class CountsReferences(Plain):
+    """Frees with the last of several owners of an address."""
+
+    def __init__(self):
+        super().__init__()
+        self.owners = {}
+
+    def allocate(self, size, *, stream=None):
+        buffer = super().allocate(size, stream=stream)
+        self.owners[buffer.handle] = 1
+        return buffer
+
+    def again(self, buffer):
+        self.owners[buffer.handle] += 1
+        return Buffer.from_handle(buffer.handle, buffer.size, mr=self)  # the second owner
+
+    def deallocate(self, ptr, size, *, stream=None):
+        self.owners[ptr] -= 1
+        if not self.owners[ptr]:
+            super().deallocate(ptr, size, stream=stream)
+
+
+def test_auth_07_two_owners_of_one_address_are_shown(device):
+    resource = CountsReferences()
+    with audit.record() as recording:
+        first = resource.allocate(64)
+        second = resource.again(first)
+        numbers = number_of(first), number_of(second)
+        first.close()
+        second.close()
+        resource.allocate(64).close()  # often the same address, and later
+        Buffer.adopt(resource.allocate(64).detach()).close()
+    report = recording.report
+    assert [(one.serial, other.serial) for one, other in report.shared] == [numbers]
+    assert report.to_dict()["shared"] == [list(numbers)]
+    text = report.to_text()
+    assert f"#{numbers[0]} and #{numbers[1]} at {report.shared[0][0].address:#x} of CountsReferences" in text
+    assert f"{HERE}:{line_of('the second owner')} in CountsReferences.again" in text or ".again" in text
+    assert report.is_clean
+
+
 # --- what was there before, and other recordings ----------------------------------------------------------------------
 
 

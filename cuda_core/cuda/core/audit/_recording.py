@@ -217,8 +217,8 @@ def record(
 
     Notes
     -----
-    All threads are recorded. What was live before the block is in the report, without its origin. Recording costs about
-    a microsecond or two for each allocation; without a recording the cost is not measurable.
+    All threads are recorded. What was live before the block is in the report, without its origin. Recording makes an
+    allocation and its close several times as slow; without a recording the cost is not measurable.
 
     Examples
     --------

@@ -141,7 +141,7 @@ class AuditedAllocation:
         Index into :attr:`AuditReport.resources`.
     ending : str
         ``"returned"``; ``"collected"``: returned by a collection, nobody has closed it; ``"grown"``, ``"moved"``,
-        ``"detached"``, ``"adopted"``: the memory went on to allocation :attr:`taker`; ``"handed over"`` to foreign
+        ``"detached"``, ``"adopted"``: the memory went on to allocation ``taker``; ``"handed over"`` to foreign
         code; ``"graph"``; ``"lost"`` with its context; ``"gone"``: dropped, and nobody returns it; ``"open"`` when the
         recording ended; ``"queued"``: a release was waiting then; ``"not known"``.
     begun, ended : float or None
@@ -270,6 +270,23 @@ class AuditReport:
         """tuple of AuditedAllocation: those of which an attempt to return them failed, however they ended."""
         return self._those(lambda one: one.failures > 0)
 
+    @property
+    def shared(self) -> tuple[tuple[AuditedAllocation, AuditedAllocation], ...]:
+        """tuple of pairs of AuditedAllocation: two owners of one address of one resource at the same time.
+
+        A resource may count references to an address by itself, and then this is right; else it is freed twice.
+        """
+        owners = {}
+        for one in self.allocations:
+            if one.address and one.size:
+                owners.setdefault((one.resource, one.address), []).append(one)
+        pairs = []
+        for ones in owners.values():
+            for index, one in enumerate(ones):
+                end = self.seconds if one.ended is None else one.ended
+                pairs += [(one, other) for other in ones[index + 1 :] if (other.begun or 0) < end]
+        return tuple(pairs)
+
     def _those(self, fits):
         return tuple(one for one in self.allocations if fits(one))
 
@@ -283,6 +300,7 @@ class AuditReport:
         whole = attrs.asdict(self)
         for name in ("leaked", "detached", "collected", "lost", "waiting", "failed"):
             whole[name] = [one.serial for one in getattr(self, name)]
+        whole["shared"] = [[one.serial, other.serial] for one, other in self.shared]
         return whole
 
     def to_json(self, indent: int | None = None) -> str:

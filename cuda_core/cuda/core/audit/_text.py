@@ -51,6 +51,17 @@ def text_of(report, all_frames):
                 f"{title}: {counted(len(found), 'allocation')}, {bytes_text(sum(o.size for o in found))}",
             ]
             lines += _by_place(report, found, all_frames)
+    pairs = report.shared
+    if pairs:
+        lines += ["", f"TWO OWNERS of one address at the same time: {counted(len(pairs), 'pair')}"]
+        for one, other in pairs[:_PLACES]:
+            lines.append(
+                f"  #{one.serial} and #{other.serial} at {one.address:#x} of {report.resources[one.resource]}"
+            )
+            frames = other.origin if all_frames else other.own_origin
+            lines += (f"      {frame}" for frame in frames[:_FRAMES])
+        if len(pairs) > _PLACES:
+            lines.append(f"  and {counted(len(pairs) - _PLACES, 'more pair')}")
     if report.is_clean and not report.failed:
         lines += ["", "nothing leaked"]
     if report.left_out:
