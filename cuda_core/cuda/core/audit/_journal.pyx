@@ -60,13 +60,22 @@ cdef object _ORDINARY = frozenset(
 cdef class Life:
     """What is known of one allocation in the hands of one record."""
 
-    cdef readonly object serial, address, size, origin
-    cdef readonly int resource, failures
-    cdef readonly object begun      # None: before the recording
-    cdef readonly object thread, ended, source, taker
-    cdef readonly object ending
-    cdef readonly list states       # of time and state; it lasts until the next
-    cdef readonly list events       # of time, thread, what has happened
+    cdef readonly object serial  # type: int
+    cdef readonly object address  # type: int
+    cdef readonly object size  # type: int
+    cdef readonly object origin  # type: int
+    cdef readonly int resource
+    cdef readonly int failures
+    # None: before the recording, and not yet.
+    cdef readonly object begun  # type: int | None
+    cdef readonly object ended  # type: int | None
+    cdef readonly object thread  # type: int | None
+    cdef readonly object source  # type: int
+    cdef readonly object taker  # type: int
+    cdef readonly object ending  # type: str
+    # Each of time and state, which lasts until the next; of time, thread, and what has happened.
+    cdef readonly list states  # type: list[tuple[int, str]]
+    cdef readonly list events  # type: list[tuple[int, int | None, str]]
     cdef readonly long loans
     cdef readonly long left_out     # events of loans
     cdef bint collected, queued, given_back, committed, counted
@@ -81,7 +90,7 @@ cdef class Sums:
     """Sums that hold for everything, whatever was left out."""
 
     cdef readonly long long count, bytes, live, live_count, peak, collected
-    cdef readonly object peak_time
+    cdef readonly object peak_time  # type: int | None
 
     cdef int allocated(self, long long size) except -1:
         self.count += 1
@@ -119,24 +128,27 @@ cdef class Journal:
         Names by number, also of earlier recordings.
     """
 
-    cdef readonly object begun, limit
+    cdef readonly object begun  # type: int
+    cdef object limit
     cdef public bint seeded         # with what was there before
-    cdef readonly dict lives
-    cdef readonly list resources    # name, device ordinal or None
-    cdef readonly dict threads      # number -> name
+    cdef readonly dict lives  # type: dict[int, Life]
+    # Name, and device ordinal or None.
+    cdef readonly list resources  # type: list[tuple[str, int | None]]
+    cdef readonly dict threads  # type: dict[int, str]
     cdef readonly Sums total
-    cdef readonly list by_resource
-    cdef readonly dict by_origin    # (stack, resource) -> Sums
+    cdef readonly list by_resource  # type: list[Sums]
+    cdef dict by_origin             # (stack, resource) -> Sums
     cdef readonly long left_out     # lives that have ended and made room
-    cdef readonly object left_out_until
-    cdef readonly long long lost_events, lost_loans
+    cdef readonly object left_out_until  # type: int | None
+    cdef readonly long long lost_events
+    cdef readonly long long lost_loans
     cdef dict _numbers              # of resources
     cdef dict _made
     cdef object _ended
     cdef dict _links                # taker -> source, until the taker begins
     cdef set _unknown               # serials that something was said of before the seeds came
 
-    def __init__(self, begun, limit, threads):
+    def __init__(self, begun: int, limit: int, threads: dict[int, str]) -> None:
         self.begun = begun
         self.limit = limit
         self.seeded = False
@@ -157,14 +169,14 @@ cdef class Journal:
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
-    def take(self, events, lost_loans, lost_others):
+    def take(self, events: list[tuple[Any, ...]], lost_loans: int, lost_others: int) -> None:
         """Take up what the recorder has written."""
         self.lost_loans += lost_loans
         self.lost_events += lost_others
         for event in events:
             self._take(event)
 
-    def seed(self, serial, address, size, resource, state, loans):
+    def seed(self, serial: int, address: int, size: int, resource: int, state: str, loans: int) -> None:
         """Take up an allocation that was there before the recording."""
         cdef Life life
         if serial in self.lives or serial in self._unknown:
@@ -174,7 +186,7 @@ cdef class Journal:
         life.loans = loans
         self._count(life, True, self.begun)  # it was not allocated now
 
-    cpdef int resource_number(self, object name, object device, object identity) except -1:
+    def resource_number(self, name: str, device: int | None, identity: int) -> int:
         key = name, device, identity
         number = self._numbers.get(key)
         if number is None:
@@ -400,7 +412,7 @@ cdef class Journal:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def settle(self, looked, time, live, queued):
+    def settle(self, looked: int, time: int, live: dict[int, tuple[Any, ...]], queued: set[int]) -> None:
         """Compare with what was live when it was looked at, and end the journal.
 
         Parameters
@@ -429,7 +441,7 @@ cdef class Journal:
                     self._end(life, time, "not known", None, "its end was not recorded")
 
 
-def name_thread(names, number, ident):
+def name_thread(names: dict[int, str], number: int, ident: int) -> None:
     """Note what a thread is called, once."""
     if not names.get(number):
         # Not threading.enumerate(): this may run where the thread holds the lock that it takes.

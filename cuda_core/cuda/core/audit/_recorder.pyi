@@ -46,7 +46,7 @@ def monotonic() -> int:
 def is_installed() -> bool:
     ...
 
-def install(stacks: Stacks, when_half_full: Callable[[], object], name_thread: Callable[[int], object]) -> None:
+def install(stacks: Stacks, when_half_full: Callable[[], object], name_thread: Callable[[int, int], object]) -> None:
     """Begin to record.
 
     Parameters

@@ -243,7 +243,7 @@ def is_installed() -> bool:
 
 
 def install(
-    stacks: Stacks, when_half_full: Callable[[], object], name_thread: Callable[[int], object]
+    stacks: Stacks, when_half_full: Callable[[], object], name_thread: Callable[[int, int], object]
 ) -> None:
     """Begin to record.
 
