@@ -245,6 +245,17 @@ elif sys.argv[1] == "prints":
 elif sys.argv[1] == "builtins":
     import builtins
     builtins.kept = [open_buffer, plain, grown]
+elif sys.argv[1] == "lent":
+    class Late:
+        pass
+    late = Late()
+    late.parts = [Plain().allocate(1024), resource.allocate(GRANULE)]
+    late.parts = [buffer[:] for buffer in late.parts]  # the loans stay, and their buffers are closed by no one
+    lent = Plain().allocate(1024)
+    late.parts.append(lent[:])
+    lent.close()
+    late.itself = late
+    sys.modules["keeps loans"] = late
 elif sys.argv[1] == "exit":
     sys.exit(0)
 elif sys.argv[1] == "thread":
@@ -256,7 +267,7 @@ elif sys.argv[1] == "thread":
 """
 
 
-@pytest.mark.parametrize("how", ["globals", "module", "builtins", "exit", "thread"])
+@pytest.mark.parametrize("how", ["globals", "module", "builtins", "lent", "exit", "thread"])
 def test_buffers_alive_at_exit_are_silent(how):
     assert child_output(AT_EXIT, how) == ""
 

@@ -193,6 +193,9 @@ cdef int finish_loans(Record record, bint may_raise) except -1:
     at once where the caller can raise.
     """
     cdef Record holder = record
+    if is_finalizing():
+        # As for a collection: an author's deallocate would find its module empty, and an owner could run Python.
+        return CLOSE_NOTHING
     if record.range is not None:
         with cython.critical_section(record.range):
             holder, record.range.heir = record.range.heir, None

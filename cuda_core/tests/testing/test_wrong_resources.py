@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kit finds each of the resources that are wrong on purpose, by the right check and with the right words."""
+
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+
+from support import child_environment
+
+HERE = Path(__file__).resolve().parent
+pytestmark = pytest.mark.watched  # the faults of two show only when driver calls fail
+
+
+def faults():
+    """Return what the other file says, without loading it here: its classes are tests."""
+    import importlib.util
+
+    specification = importlib.util.spec_from_file_location("wrong_resources", HERE / "wrong_resources.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module.FAULTS, module.ALL_FAILURES
+
+
+FAULTS, ALL_FAILURES = faults()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, driver_name):
+    """Run the kit over all of them in a process of its own; return class -> check -> what it says."""
+    folder = tmp_path_factory.mktemp("wrong")
+    shutil.copy(HERE / "wrong_resources.py", folder)
+    driver = "sim" if driver_name == "sim" else "watched"
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "wrong_resources.py", "-p", "cuda_core_pytest"),
+            *(f"--memory-driver={driver}", "--junitxml=found.xml", "-p", "no:cacheprovider", "-W", "ignore"),
+            *("-o", "faulthandler_timeout=300"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        cwd=folder,
+        env=child_environment() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        check=False,
+    )
+    assert run.returncode == 1, run.stdout[-3000:] + run.stderr
+    found = {name: {} for name in FAULTS}
+    for case in xml.etree.ElementTree.parse(folder / "found.xml").iter("testcase"):
+        of_class = found[case.get("classname").rpartition(".")[2]]
+        check = case.get("name").partition("[")[0]
+        for failure in (*case.iter("failure"), *case.iter("error")):
+            of_class.setdefault(check, []).append(failure.get("message"))
+        of_class.setdefault("", []).append(check)
+    return found
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_kit_finds_it(found, name):
+    said, checks = FAULTS[name]
+    failed = dict(found[name])
+    assert len(failed.pop("")) > 25, "the checks have run"
+    if not checks:
+        assert failed == {}
+        return
+    messages = failed[checks[0]]
+    assert any(said in message for message in messages), messages
+    assert all("seen: " in message for message in messages), messages
+    if ALL_FAILURES not in checks:
+        assert set(failed) == set(checks)
+
+
+def test_there_are_more_than_twelve_and_each_has_its_own_reason():
+    wrong = {name: said for name, (said, _) in FAULTS.items() if said}
+    assert len(wrong) >= 12
+    assert len(set(wrong.values())) == len(wrong)
