@@ -126,10 +126,17 @@ def test_auth_03_a_deallocate_comes_back_into_the_library(device):
 # --- auth-04 -----------------------------------------------------------------------------------------------------
 
 
-def test_auth_04_each_buffer_is_freed_by_the_resource_that_made_it():
-    """The allocator in use changes while buffers live. (``Device.memory_resource`` comes with the pools.)"""
+@pytest.mark.parametrize("through", ["the device", "the resource"])
+def test_auth_04_each_buffer_is_freed_by_the_resource_that_made_it(device, through):
+    """The allocator in use changes while buffers live."""
     resources = [Plain() for _ in range(3)]
-    buffers = [resources[index % 3].allocate(256 + index) for index in range(12)]
+    before = device.memory_resource
+    buffers = []
+    for index in range(12):
+        device.memory_resource = resources[index % 3]
+        allocate = device.allocate if through == "the device" else resources[index % 3].allocate
+        buffers.append(allocate(256 + index, stream=device.default_stream))
+    device.memory_resource = before
     made_by = [(buffer.memory_resource, buffer.handle, buffer.size) for buffer in buffers]
     resources.reverse()
     for index, how in enumerate(ENDINGS * 3):
