@@ -15,7 +15,7 @@ class ContractBroken(AssertionError):
         What the resource did.
     """
 
-    def __init__(self, wanted, seen):
+    def __init__(self, wanted: str, seen: str) -> None:
         super().__init__(f"{wanted}\n  seen: {seen}")
         self.wanted = wanted
         self.seen = seen

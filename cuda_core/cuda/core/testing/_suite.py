@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The test class that an author derives from: what it needs to know, and its fixtures."""
 
+from __future__ import annotations
+
 import contextlib
 import gc
 
@@ -58,22 +60,24 @@ class MemoryResourceTests(AllocationChecks, ReleaseChecks, FailureChecks, Capabi
         class TestMyResource(MemoryResourceTests):
             sizes = (1, 4096, 1 << 20)
 
-            def make_resource(self):
+            def make_resource(self) -> MemoryResource:
                 return MyResource(block_size=4096)
 
-            def in_use(self, resource):
+            def in_use(self, resource: MemoryResource) -> object:
                 return len(resource.blocks)
     """
 
-    sizes = (1, 100, 4096, 1 << 20)
-    granularity = 1
-    alignment = None
-    supports_zero = True
-    too_large = 1 << 60
-    stream_ordered = False
-    exportable = False
-    growable = False
-    machine_settings = settings(max_examples=15, stateful_step_count=20, deadline=None, derandomize=True)
+    sizes: tuple[int, ...] = (1, 100, 4096, 1 << 20)
+    granularity: int = 1
+    alignment: int | None = None
+    supports_zero: bool = True
+    too_large: int = 1 << 60
+    stream_ordered: bool = False
+    exportable: bool = False
+    growable: bool = False
+    machine_settings: settings = settings(
+        max_examples=15, stateful_step_count=20, deadline=None, derandomize=True
+    )
 
     # -- what the author says --------------------------------------------------------------------------------------
 
