@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 MODULES = ("cuda.core", "cuda.core.utils", "cuda.core.graph", "cuda.core.typing")
 # The public modules of 1.2.2 and ours: what each shows is read only of those above.
-SUBMODULES = ("adaptors", "audit", "checkpoint", "graph", "system", "texture", "typing", "utils")
+SUBMODULES = ("adaptors", "audit", "checkpoint", "graph", "system", "testing", "texture", "typing", "utils")
 # Names of private modules that programs catch and call all the same.
 BESIDES = {"cuda.core._utils.cuda_utils": ("CUDAError", "NVRTCError", "ComputeCapability", "handle_return")}
 # No method that Python sees.
