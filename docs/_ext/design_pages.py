@@ -18,6 +18,13 @@ def adapted(text):
     return text.replace("```mermaid", "```text")
 
 
+def in_order_of_reading(text, source):
+    """Return the pages that a front page links, in its order, and then those that it forgets."""
+    linked = dict.fromkeys(re.findall(r"\]\(([\w/-]+)\.md\)", text))
+    forgotten = [page.stem for page in sorted(source.glob("*.md")) if page.stem not in (*linked, "README")]
+    return "\n".join([*linked, *forgotten])
+
+
 def contents(pattern):
     return f"\n```{{toctree}}\n:maxdepth: 1\n:glob:\n:hidden:\n\n{pattern}\n```\n"
 
@@ -37,8 +44,7 @@ def bring(source, target):
         text = adapted(page.read_text(encoding="utf-8"))
         if name == Path("README.md"):
             name = Path("index.md")
-            folders = "\n".join(f"{folder}/index" for folder in FOLDERS if (source / folder).is_dir())
-            text += contents("*\n" + folders)
+            text += contents(in_order_of_reading(text, source))
         pages[name] = text
     for folder, (title, says) in FOLDERS.items():
         if (source / folder).is_dir():

@@ -19,7 +19,12 @@ class Context:
 
     Notes
     -----
-    The object names a context and does not own it: primary contexts live as long as the process.
+    The object names a context and does not own it: primary contexts live as long as the process. Safe from any thread.
+
+    Examples
+    --------
+    >>> device.context.device_id
+    0
     """
 
     @property
@@ -30,7 +35,7 @@ class Context:
 
     @property
     def handle(self) -> driver.CUcontext | None:
-        """The ``CUcontext`` as a ``cuda.bindings.driver`` object, or None when the context is closed."""
+        """CUcontext or None: the context as a ``cuda.bindings.driver`` object; None when it is closed."""
 
     @property
     def _handle(self) -> driver.CUcontext | None:
@@ -38,19 +43,29 @@ class Context:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the object no longer names a context."""
+        """bool: whether the object no longer names a context."""
 
     @property
     def is_green(self) -> bool:
-        """Whether this is a green context. This build makes none."""
+        """bool: whether this is a green context. This build makes none."""
 
     def create_stream(self, options: StreamOptions | dict[str, Any] | None = None) -> Stream:
         """Not for the contexts of this build; use :meth:`Device.create_stream`.
+
+        Parameters
+        ----------
+        options : StreamOptions or dict, optional
+            Not looked at.
 
         Raises
         ------
         RuntimeError
             Always: only a green context creates its streams itself.
+
+        Examples
+        --------
+        >>> device.create_stream().context.is_green
+        False
         """
 
     def close(self) -> None:
@@ -60,6 +75,11 @@ class Context:
         ------
         RuntimeError
             If the context is current on the calling thread. The object then stays open.
+
+        Examples
+        --------
+        >>> context = Device(0).context
+        >>> context.close()  # doctest: +SKIP
         """
 
     def __eq__(self, other: object) -> bool:

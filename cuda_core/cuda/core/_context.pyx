@@ -145,7 +145,12 @@ cdef class Context:
 
     Notes
     -----
-    The object names a context and does not own it: primary contexts live as long as the process.
+    The object names a context and does not own it: primary contexts live as long as the process. Safe from any thread.
+
+    Examples
+    --------
+    >>> device.context.device_id
+    0
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -153,7 +158,7 @@ cdef class Context:
 
     @property
     def handle(self) -> driver.CUcontext | None:
-        """The ``CUcontext`` as a ``cuda.bindings.driver`` object, or None when the context is closed."""
+        """CUcontext or None: the context as a ``cuda.bindings.driver`` object; None when it is closed."""
         return driver.CUcontext(<size_t>self._context) if self._context != NULL else None
 
     @property
@@ -162,21 +167,31 @@ cdef class Context:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the object no longer names a context."""
+        """bool: whether the object no longer names a context."""
         return self._context == NULL
 
     @property
     def is_green(self) -> bool:
-        """Whether this is a green context. This build makes none."""
+        """bool: whether this is a green context. This build makes none."""
         return False
 
     def create_stream(self, options: StreamOptions | dict[str, Any] | None = None) -> Stream:
         """Not for the contexts of this build; use :meth:`Device.create_stream`.
 
+        Parameters
+        ----------
+        options : StreamOptions or dict, optional
+            Not looked at.
+
         Raises
         ------
         RuntimeError
             Always: only a green context creates its streams itself.
+
+        Examples
+        --------
+        >>> device.create_stream().context.is_green
+        False
         """
         raise RuntimeError("Context.create_stream() is for green contexts; use Device.create_stream() for this one")
 
@@ -187,6 +202,11 @@ cdef class Context:
         ------
         RuntimeError
             If the context is current on the calling thread. The object then stays open.
+
+        Examples
+        --------
+        >>> context = Device(0).context
+        >>> context.close()  # doctest: +SKIP
         """
         if self._context != NULL and not driver_is_the_parents() and current_context() == self._context:
             raise RuntimeError(f"{self!r} is current on this thread; make another one current before closing it")

@@ -39,7 +39,7 @@ class Device:
 
     Examples
     --------
-    >>> device = Device(0)  # doctest: +SKIP
+    >>> device = Device(0)
     >>> device.set_current()
     >>> stream = device.create_stream()
     """
@@ -49,7 +49,18 @@ class Device:
 
     @classmethod
     def get_all_devices(cls) -> tuple[Device, ...]:
-        """Return all devices, in the order of their ordinals."""
+        """Return all devices, in the order of their ordinals.
+
+        Raises
+        ------
+        RuntimeError
+            If there is no driver.
+
+        Examples
+        --------
+        >>> [device.device_id for device in Device.get_all_devices()][:1]
+        [0]
+        """
 
     @property
     def device_id(self) -> int:
@@ -95,6 +106,10 @@ class Device:
         ------
         TypeError, ValueError
             If ``peer`` is no device, or not there.
+
+        Examples
+        --------
+        >>> peers = [peer for peer in Device.get_all_devices() if device.can_access_peer(peer)]
         """
 
     def set_current(self, ctx: Context | None = None) -> Context | None:
@@ -109,6 +124,20 @@ class Device:
         -------
         Context or None
             With ``ctx``, the context that was current before. None otherwise.
+
+        Raises
+        ------
+        TypeError
+            If ``ctx`` is no Context.
+        ValueError, RuntimeError
+            If ``ctx`` is a context of another device, or closed.
+        CUDAError
+            If the driver refuses.
+
+        Examples
+        --------
+        >>> device.set_current()
+        >>> previous = device.set_current(device.context)
         """
 
     @property
@@ -120,7 +149,18 @@ class Device:
         """Stream: the default stream, which stands for "no stream"."""
 
     def sync(self) -> None:
-        """Wait, without the GIL, until all work in the device's current context has run."""
+        """Wait, without the GIL, until all work in the device's current context has run.
+
+        Raises
+        ------
+        CUDAError
+            If the driver refuses: work has failed, or a stream of the context is being captured, which the call breaks.
+
+        Examples
+        --------
+        >>> buffer.fill(0, stream=stream)
+        >>> device.sync()
+        """
 
     def create_stream(self, obj: IsStreamType | None = None, options: StreamOptions | dict[str, Any] | None = None) -> Stream:
         """Create a stream in the device's current context, or wrap one of another library.
@@ -135,6 +175,20 @@ class Device:
         Returns
         -------
         Stream
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``obj`` is no stream, an option is wrong, or both are given.
+        RuntimeError
+            If no context of the device is current.
+        CUDAError
+            If the driver refuses.
+
+        Examples
+        --------
+        >>> urgent = device.create_stream(options={"priority": -1})
+        >>> urgent.close()
         """
 
     def create_event(self, options: EventOptions | dict[str, Any] | None = None) -> Event:
@@ -153,6 +207,11 @@ class Device:
         ------
         TypeError
             If the options are wrong, or ask for an event for other processes.
+
+        Examples
+        --------
+        >>> event = device.create_event({"timing_enabled": True})
+        >>> event.close()
         """
 
     def create_graph_builder(self) -> GraphBuilder:
@@ -166,6 +225,11 @@ class Device:
         ------
         CUDAError
             If no context of this device is current, or the driver refuses.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder()
+        >>> builder.close()
         """
 
     @property
@@ -206,6 +270,12 @@ class Device:
             If no context of this device is current, or the driver refuses.
         TypeError, ValueError, OverflowError
             If ``size`` is no size, or ``stream`` is None or no stream.
+
+        Examples
+        --------
+        >>> with device.allocate(1024, stream=stream) as scratch:
+        ...     scratch.size
+        1024
         """
 
     def __int__(self) -> int:

@@ -62,7 +62,7 @@ class Device:
 
     Examples
     --------
-    >>> device = Device(0)  # doctest: +SKIP
+    >>> device = Device(0)
     >>> device.set_current()
     >>> stream = device.create_stream()
     """
@@ -100,7 +100,18 @@ class Device:
 
     @classmethod
     def get_all_devices(cls) -> tuple[Device, ...]:
-        """Return all devices, in the order of their ordinals."""
+        """Return all devices, in the order of their ordinals.
+
+        Raises
+        ------
+        RuntimeError
+            If there is no driver.
+
+        Examples
+        --------
+        >>> [device.device_id for device in Device.get_all_devices()][:1]
+        [0]
+        """
         return tuple(cls(ordinal) for ordinal in range(device_count()))
 
     @property
@@ -177,6 +188,10 @@ class Device:
         ------
         TypeError, ValueError
             If ``peer`` is no device, or not there.
+
+        Examples
+        --------
+        >>> peers = [peer for peer in Device.get_all_devices() if device.can_access_peer(peer)]
         """
         cdef int able = 0
         cdef int ordinal = self._device_id
@@ -203,6 +218,20 @@ class Device:
         -------
         Context or None
             With ``ctx``, the context that was current before. None otherwise.
+
+        Raises
+        ------
+        TypeError
+            If ``ctx`` is no Context.
+        ValueError, RuntimeError
+            If ``ctx`` is a context of another device, or closed.
+        CUDAError
+            If the driver refuses.
+
+        Examples
+        --------
+        >>> device.set_current()
+        >>> previous = device.set_current(device.context)
         """
         cdef cydriver.CUcontext context
         cdef cydriver.CUcontext before = NULL
@@ -244,7 +273,18 @@ class Device:
         return default_stream()
 
     def sync(self) -> None:
-        """Wait, without the GIL, until all work in the device's current context has run."""
+        """Wait, without the GIL, until all work in the device's current context has run.
+
+        Raises
+        ------
+        CUDAError
+            If the driver refuses: work has failed, or a stream of the context is being captured, which the call breaks.
+
+        Examples
+        --------
+        >>> buffer.fill(0, stream=stream)
+        >>> device.sync()
+        """
         cdef cydriver.CUresult result
         _context_of(self)
         with nogil:
@@ -268,6 +308,20 @@ class Device:
         Returns
         -------
         Stream
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``obj`` is no stream, an option is wrong, or both are given.
+        RuntimeError
+            If no context of the device is current.
+        CUDAError
+            If the driver refuses.
+
+        Examples
+        --------
+        >>> urgent = device.create_stream(options={"priority": -1})
+        >>> urgent.close()
         """
         cdef cydriver.CUcontext context = _context_of(self)
         if obj is not None:
@@ -292,6 +346,11 @@ class Device:
         ------
         TypeError
             If the options are wrong, or ask for an event for other processes.
+
+        Examples
+        --------
+        >>> event = device.create_event({"timing_enabled": True})
+        >>> event.close()
         """
         cdef cydriver.CUcontext context = _context_of(self)
         return create_event(context, self._device_id, options, False)
@@ -307,6 +366,11 @@ class Device:
         ------
         CUDAError
             If no context of this device is current, or the driver refuses.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder()
+        >>> builder.close()
         """
         return _stream.graph_builder_factory(self.create_stream(), True)
 
@@ -356,6 +420,12 @@ class Device:
             If no context of this device is current, or the driver refuses.
         TypeError, ValueError, OverflowError
             If ``size`` is no size, or ``stream`` is None or no stream.
+
+        Examples
+        --------
+        >>> with device.allocate(1024, stream=stream) as scratch:
+        ...     scratch.size
+        1024
         """
         _context_of(self)
         return self.memory_resource.allocate(size, stream=stream)

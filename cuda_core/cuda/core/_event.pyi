@@ -23,6 +23,11 @@ class EventOptions:
     ipc_enabled : bool, optional
         Let other processes open the event. It is then made by :meth:`Stream.record` alone, which records it once, and
         cannot record times.
+
+    Examples
+    --------
+    >>> EventOptions(blocking_sync=True).blocking_sync
+    True
     """
 
     timing_enabled: bool | None = False
@@ -42,6 +47,16 @@ class Event:
     Notes
     -----
     Methods may be called from any thread. An event that is collected is destroyed like a closed one.
+
+    Examples
+    --------
+    >>> timed = EventOptions(timing_enabled=True)
+    >>> before = stream.record(options=timed)
+    >>> buffer.fill(0, stream=stream)
+    >>> after = stream.record(options=timed)
+    >>> after.sync()
+    >>> after - before >= 0  # milliseconds
+    True
     """
 
     @property
@@ -57,11 +72,18 @@ class Event:
         ------
         CUDAError
             If the driver refuses. The event then stays open.
+
+        Examples
+        --------
+        >>> event = stream.record()
+        >>> event.close()
+        >>> event.is_closed
+        True
         """
 
     @property
     def is_closed(self) -> bool:
-        """Whether the event has been closed, or is that of the process which forked this one."""
+        """bool: whether the event has been closed, or is that of the process which forked this one."""
 
     @property
     def is_timing_enabled(self) -> bool:
@@ -127,7 +149,7 @@ class Event:
 
     @property
     def is_done(self) -> bool:
-        """Whether all work before the event has finished. True for an event that was never recorded.
+        """bool: whether all work before the event has finished. True for an event that was never recorded.
 
         Raises
         ------
@@ -138,11 +160,24 @@ class Event:
         """
 
     def sync(self) -> None:
-        """Wait, without the GIL, until all work before the event has finished."""
+        """Wait, without the GIL, until all work before the event has finished.
+
+        Raises
+        ------
+        RuntimeError
+            If the event is closed.
+        CUDAError
+            If the driver answers with an error.
+
+        Examples
+        --------
+        >>> event = stream.record()
+        >>> event.sync()
+        """
 
     @property
     def handle(self) -> driver.CUevent:
-        """The ``CUevent`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
+        """CUevent: the event as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
 
     @property
     def context(self) -> Context | None:

@@ -44,6 +44,11 @@ class EventOptions:
     ipc_enabled : bool, optional
         Let other processes open the event. It is then made by :meth:`Stream.record` alone, which records it once, and
         cannot record times.
+
+    Examples
+    --------
+    >>> EventOptions(blocking_sync=True).blocking_sync
+    True
     """
 
     timing_enabled: bool | None = False
@@ -125,6 +130,16 @@ cdef class Event:
     Notes
     -----
     Methods may be called from any thread. An event that is collected is destroyed like a closed one.
+
+    Examples
+    --------
+    >>> timed = EventOptions(timing_enabled=True)
+    >>> before = stream.record(options=timed)
+    >>> buffer.fill(0, stream=stream)
+    >>> after = stream.record(options=timed)
+    >>> after.sync()
+    >>> after - before >= 0  # milliseconds
+    True
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -169,6 +184,13 @@ cdef class Event:
         ------
         CUDAError
             If the driver refuses. The event then stays open.
+
+        Examples
+        --------
+        >>> event = stream.record()
+        >>> event.close()
+        >>> event.is_closed
+        True
         """
         cdef cydriver.CUevent event
         cdef cydriver.CUresult result
@@ -191,7 +213,7 @@ cdef class Event:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the event has been closed, or is that of the process which forked this one."""
+        """bool: whether the event has been closed, or is that of the process which forked this one."""
         return self._event == NULL or self._generation != fork_generation()
 
     @property
@@ -288,7 +310,7 @@ cdef class Event:
 
     @property
     def is_done(self) -> bool:
-        """Whether all work before the event has finished. True for an event that was never recorded.
+        """bool: whether all work before the event has finished. True for an event that was never recorded.
 
         Raises
         ------
@@ -308,7 +330,20 @@ cdef class Event:
         return True
 
     def sync(self) -> None:
-        """Wait, without the GIL, until all work before the event has finished."""
+        """Wait, without the GIL, until all work before the event has finished.
+
+        Raises
+        ------
+        RuntimeError
+            If the event is closed.
+        CUDAError
+            If the driver answers with an error.
+
+        Examples
+        --------
+        >>> event = stream.record()
+        >>> event.sync()
+        """
         cdef cydriver.CUresult result
         cdef cydriver.CUevent event = self.hold()
         with nogil:
@@ -318,7 +353,7 @@ cdef class Event:
 
     @property
     def handle(self) -> driver.CUevent:
-        """The ``CUevent`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
+        """CUevent: the event as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
         return driver.CUevent(0 if self.is_closed else <size_t>self._event)
 
     @property

@@ -61,7 +61,13 @@ class Host:
 
     @classmethod
     def numa_current(cls) -> Host:
-        """Return the place that stands for the NUMA node of the thread that uses it."""
+        """Return the place that stands for the NUMA node of the thread that uses it.
+
+        Examples
+        --------
+        >>> Host.numa_current().is_numa_current
+        True
+        """
         return cls(is_numa_current=True)
 
     @property

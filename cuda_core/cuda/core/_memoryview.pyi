@@ -47,9 +47,10 @@ class StridedMemoryView:
 
     Examples
     --------
+    >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
     >>> with StridedMemoryView.from_dlpack(array, stream_ptr=-1) as view:
     ...     view.shape
-    (3, 4)
+    (2, 3)
     """
 
     @property
@@ -93,6 +94,13 @@ class StridedMemoryView:
             If ``stream_ptr`` is None and must not be, or the exported tensor is wrong or not supported.
         TypeError, ValueError
             If ``stream_ptr`` is not a stream.
+
+        Examples
+        --------
+        >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
+        >>> with StridedMemoryView.from_dlpack(array, stream_ptr=-1) as view:
+        ...     view.shape, view.size
+        ((2, 3), 6)
         """
 
     @classmethod
@@ -119,6 +127,13 @@ class StridedMemoryView:
             If the interface is malformed.
         CUDAError
             If the driver does not know the address, or refuses the order.
+
+        Examples
+        --------
+        >>> with buffer.array_view("<f4") as lent:
+        ...     with StridedMemoryView.from_cuda_array_interface(lent, stream_ptr=-1) as view:
+        ...         view.ptr == buffer.handle
+        True
         """
 
     @classmethod
@@ -140,6 +155,13 @@ class StridedMemoryView:
             If the version is too old, or there is a mask.
         TypeError, ValueError
             If the interface is malformed.
+
+        Examples
+        --------
+        >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
+        >>> with StridedMemoryView.from_array_interface(array) as view:
+        ...     view.shape, view.size
+        ((2, 3), 6)
         """
 
     @classmethod
@@ -159,8 +181,15 @@ class StridedMemoryView:
 
         Raises
         ------
-        BufferError
-            If it has neither, and as the two methods say.
+        TypeError, ValueError, BufferError
+            As for :meth:`from_dlpack` and :meth:`from_cuda_array_interface`.
+
+        Examples
+        --------
+        >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
+        >>> with StridedMemoryView.from_any_interface(array, stream_ptr=-1) as view:
+        ...     view.shape, view.size
+        ((2, 3), 6)
         """
 
     @classmethod
@@ -192,6 +221,12 @@ class StridedMemoryView:
             If the layout is wrong or does not fit into the buffer.
         OwnershipError
             If the buffer is closed.
+
+        Examples
+        --------
+        >>> with StridedMemoryView.from_buffer(buffer, shape=(16, 16), dtype=numpy.dtype("<f4")) as view:
+        ...     view.shape, buffer.loans
+        ((16, 16), 1)
         """
 
     def view(self, layout: _StridedLayout | None = None, dtype: numpy.dtype[Any] | None = None) -> StridedMemoryView:
@@ -215,10 +250,31 @@ class StridedMemoryView:
             If the sizes of elements differ, or the layout leaves the memory that this view was made of.
         RuntimeError
             If the view is closed.
+
+        Examples
+        --------
+        >>> with StridedMemoryView.from_buffer(buffer, shape=(64,), itemsize=1) as flat:
+        ...     flat.view(dtype=numpy.dtype("u1")).dtype
+        dtype('uint8')
         """
 
     def close(self) -> None:
-        """Let go of the memory. Closing twice is harmless. What was exported or viewed from here keeps it."""
+        """Let go of the memory. Closing twice is harmless. What was exported or viewed from here keeps it.
+
+        Raises
+        ------
+        Exception
+            If this was the last loan on a closed buffer, and the ``deallocate`` that it starts is interrupted. The view
+            is closed all the same.
+
+        Examples
+        --------
+        >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
+        >>> view = StridedMemoryView.from_dlpack(array, stream_ptr=-1)
+        >>> view.close()
+        >>> view.is_closed
+        True
+        """
 
     @property
     def is_closed(self) -> bool:
@@ -294,7 +350,53 @@ class StridedMemoryView:
         """Return where the memory lies as a DLPack device type and device id."""
 
     def copy_from(self, other: StridedMemoryView, stream: Stream, allocator: object | None = None, blocking: bool | None = None) -> None:
-        """Raises NotImplementedError, as in cuda-core 1.2.2."""
+        """Not there, as in cuda-core 1.2.2; copy the buffers instead, with :meth:`Buffer.copy_from`.
+
+        Parameters
+        ----------
+        other : StridedMemoryView
+            The other view.
+        stream : Stream
+            The stream that would order the copy.
+        allocator, blocking : object, optional
+            Not looked at.
+
+        Raises
+        ------
+        NotImplementedError
+            Always, as in cuda-core 1.2.2.
+
+        Examples
+        --------
+        >>> with StridedMemoryView.from_buffer(buffer, shape=(64,), itemsize=1) as view:
+        ...     view.copy_from(view, stream)
+        Traceback (most recent call last):
+            ...
+        NotImplementedError: Sorry, not supported: copy_from of a view; see Buffer.copy_from
+        """
 
     def copy_to(self, other: StridedMemoryView, stream: Stream | None = None, allocator: object | None = None, blocking: bool | None = None) -> None:
-        """Raises NotImplementedError, as in cuda-core 1.2.2."""
+        """Not there, as in cuda-core 1.2.2; copy the buffers instead, with :meth:`Buffer.copy_to`.
+
+        Parameters
+        ----------
+        other : StridedMemoryView
+            The other view.
+        stream : Stream
+            The stream that would order the copy.
+        allocator, blocking : object, optional
+            Not looked at.
+
+        Raises
+        ------
+        NotImplementedError
+            Always, as in cuda-core 1.2.2.
+
+        Examples
+        --------
+        >>> with StridedMemoryView.from_buffer(buffer, shape=(64,), itemsize=1) as view:
+        ...     view.copy_to(view, stream)
+        Traceback (most recent call last):
+            ...
+        NotImplementedError: Sorry, not supported: copy_to of a view; see Buffer.copy_to
+        """

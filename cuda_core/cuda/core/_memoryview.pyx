@@ -88,9 +88,10 @@ cdef class StridedMemoryView:
 
     Examples
     --------
+    >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
     >>> with StridedMemoryView.from_dlpack(array, stream_ptr=-1) as view:
     ...     view.shape
-    (3, 4)
+    (2, 3)
     """
 
     __dlpack_c_exchange_api__ = PyCapsule_New(&_exchange_api, b"dlpack_exchange_api", NULL)
@@ -151,6 +152,13 @@ cdef class StridedMemoryView:
             If ``stream_ptr`` is None and must not be, or the exported tensor is wrong or not supported.
         TypeError, ValueError
             If ``stream_ptr`` is not a stream.
+
+        Examples
+        --------
+        >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
+        >>> with StridedMemoryView.from_dlpack(array, stream_ptr=-1) as view:
+        ...     view.shape, view.size
+        ((2, 3), 6)
         """
         cdef StridedMemoryView self = StridedMemoryView.__new__(cls)
         _fill_from_dlpack(self, obj, stream_ptr)
@@ -180,6 +188,13 @@ cdef class StridedMemoryView:
             If the interface is malformed.
         CUDAError
             If the driver does not know the address, or refuses the order.
+
+        Examples
+        --------
+        >>> with buffer.array_view("<f4") as lent:
+        ...     with StridedMemoryView.from_cuda_array_interface(lent, stream_ptr=-1) as view:
+        ...         view.ptr == buffer.handle
+        True
         """
         cdef StridedMemoryView self = StridedMemoryView.__new__(cls)
         _fill_from_cuda_interface(self, obj, stream_ptr)
@@ -204,6 +219,13 @@ cdef class StridedMemoryView:
             If the version is too old, or there is a mask.
         TypeError, ValueError
             If the interface is malformed.
+
+        Examples
+        --------
+        >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
+        >>> with StridedMemoryView.from_array_interface(array) as view:
+        ...     view.shape, view.size
+        ((2, 3), 6)
         """
         cdef StridedMemoryView self = StridedMemoryView.__new__(cls)
         _fill_from_interface(self, obj, obj.__array_interface__, "NumPy Array Interface")
@@ -227,8 +249,15 @@ cdef class StridedMemoryView:
 
         Raises
         ------
-        BufferError
-            If it has neither, and as the two methods say.
+        TypeError, ValueError, BufferError
+            As for :meth:`from_dlpack` and :meth:`from_cuda_array_interface`.
+
+        Examples
+        --------
+        >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
+        >>> with StridedMemoryView.from_any_interface(array, stream_ptr=-1) as view:
+        ...     view.shape, view.size
+        ((2, 3), 6)
         """
         if _speaks_dlpack(obj):
             return cls.from_dlpack(obj, stream_ptr)
@@ -274,6 +303,12 @@ cdef class StridedMemoryView:
             If the layout is wrong or does not fit into the buffer.
         OwnershipError
             If the buffer is closed.
+
+        Examples
+        --------
+        >>> with StridedMemoryView.from_buffer(buffer, shape=(16, 16), dtype=numpy.dtype("<f4")) as view:
+        ...     view.shape, buffer.loans
+        ((16, 16), 1)
         """
         cdef StridedMemoryView self
         cdef _StridedLayout layout
@@ -325,6 +360,12 @@ cdef class StridedMemoryView:
             If the sizes of elements differ, or the layout leaves the memory that this view was made of.
         RuntimeError
             If the view is closed.
+
+        Examples
+        --------
+        >>> with StridedMemoryView.from_buffer(buffer, shape=(64,), itemsize=1) as flat:
+        ...     flat.view(dtype=numpy.dtype("u1")).dtype
+        dtype('uint8')
         """
         cdef StridedMemoryView other
         cdef _StridedLayout wanted
@@ -351,7 +392,22 @@ cdef class StridedMemoryView:
         return other
 
     def close(self) -> None:
-        """Let go of the memory. Closing twice is harmless. What was exported or viewed from here keeps it."""
+        """Let go of the memory. Closing twice is harmless. What was exported or viewed from here keeps it.
+
+        Raises
+        ------
+        Exception
+            If this was the last loan on a closed buffer, and the ``deallocate`` that it starts is interrupted. The view
+            is closed all the same.
+
+        Examples
+        --------
+        >>> array = numpy.arange(6, dtype=numpy.int32).reshape(2, 3)
+        >>> view = StridedMemoryView.from_dlpack(array, stream_ptr=-1)
+        >>> view.close()
+        >>> view.is_closed
+        True
+        """
         self._close()
 
     cdef int _close(self) noexcept:
@@ -543,7 +599,30 @@ cdef class StridedMemoryView:
         allocator: object | None = None,
         blocking: bool | None = None,
     ) -> None:
-        """Raises NotImplementedError, as in cuda-core 1.2.2."""
+        """Not there, as in cuda-core 1.2.2; copy the buffers instead, with :meth:`Buffer.copy_from`.
+
+        Parameters
+        ----------
+        other : StridedMemoryView
+            The other view.
+        stream : Stream
+            The stream that would order the copy.
+        allocator, blocking : object, optional
+            Not looked at.
+
+        Raises
+        ------
+        NotImplementedError
+            Always, as in cuda-core 1.2.2.
+
+        Examples
+        --------
+        >>> with StridedMemoryView.from_buffer(buffer, shape=(64,), itemsize=1) as view:
+        ...     view.copy_from(view, stream)
+        Traceback (most recent call last):
+            ...
+        NotImplementedError: Sorry, not supported: copy_from of a view; see Buffer.copy_from
+        """
         if not isinstance(other, StridedMemoryView):
             raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {shown(other)}")
         raise NotImplementedError("Sorry, not supported: copy_from of a view; see Buffer.copy_from")
@@ -555,7 +634,30 @@ cdef class StridedMemoryView:
         allocator: object | None = None,
         blocking: bool | None = None,
     ) -> None:
-        """Raises NotImplementedError, as in cuda-core 1.2.2."""
+        """Not there, as in cuda-core 1.2.2; copy the buffers instead, with :meth:`Buffer.copy_to`.
+
+        Parameters
+        ----------
+        other : StridedMemoryView
+            The other view.
+        stream : Stream
+            The stream that would order the copy.
+        allocator, blocking : object, optional
+            Not looked at.
+
+        Raises
+        ------
+        NotImplementedError
+            Always, as in cuda-core 1.2.2.
+
+        Examples
+        --------
+        >>> with StridedMemoryView.from_buffer(buffer, shape=(64,), itemsize=1) as view:
+        ...     view.copy_to(view, stream)
+        Traceback (most recent call last):
+            ...
+        NotImplementedError: Sorry, not supported: copy_to of a view; see Buffer.copy_to
+        """
         if not isinstance(other, StridedMemoryView):
             raise TypeError(f"other must be a StridedMemoryView, got {type(other).__name__}: {shown(other)}")
         raise NotImplementedError("Sorry, not supported: copy_to of a view; see Buffer.copy_to")

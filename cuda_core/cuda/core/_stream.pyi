@@ -28,6 +28,11 @@ class StreamOptions:
         Do not wait for the legacy default stream, nor let it wait. (Default True)
     priority : int, optional
         Lower numbers run first. None takes the lowest priority of the device.
+
+    Examples
+    --------
+    >>> StreamOptions(nonblocking=False).nonblocking
+    False
     """
 
     nonblocking: bool = True
@@ -41,6 +46,13 @@ class Stream:
     Methods may be called from any thread. A buffer that was allocated or closed with a stream keeps the driver's
     stream alive until the buffer is returned, also when the ``Stream`` object was closed before. A memory pool with
     options of its own keeps up to four streams in which its memory was freed last.
+
+    Examples
+    --------
+    >>> with_priority = device.create_stream(options=StreamOptions(priority=-1))
+    >>> buffer.fill(0, stream=with_priority)
+    >>> with_priority.sync()
+    >>> with_priority.close()
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -64,6 +76,12 @@ class Stream:
         ------
         TypeError, OverflowError
             If ``handle`` is not an integer or an object that converts to one, or does not fit into 64 bits.
+
+        Examples
+        --------
+        >>> same = Stream.from_handle(int(stream.handle))
+        >>> same == stream
+        True
         """
 
     def close(self) -> None:
@@ -71,18 +89,29 @@ class Stream:
 
         A stream created here is destroyed once no buffer holds it any more; the driver finishes its work first.
         The two default streams are shared by the whole process and are not closed by this.
+
+        Raises
+        ------
+        CUDAError
+            If the driver refuses to destroy a stream that nobody else holds.
+
+        Examples
+        --------
+        >>> stream.close()
+        >>> stream.is_closed
+        True
         """
 
     @property
     def is_closed(self) -> bool:
-        """Whether the object has let go of its stream, or the stream is that of the process which forked this one."""
+        """bool: whether the object has let go of its stream, or that is one of the process which forked this one."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return ``(0, address)``, the protocol by which other libraries accept this stream."""
 
     @property
     def handle(self) -> driver.CUstream:
-        """The ``CUstream`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
+        """CUstream: the stream as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
 
     @property
     def is_nonblocking(self) -> bool:
@@ -97,7 +126,7 @@ class Stream:
 
     @property
     def priority(self) -> int:
-        """The stream's priority; lower numbers run first."""
+        """int: the stream's priority; lower numbers run first."""
 
     def sync(self) -> None:
         """Wait, without the GIL, until all work in the stream has run.
@@ -108,6 +137,11 @@ class Stream:
             If the stream is closed.
         CUDAError
             If the driver answers with an error, also one of earlier work.
+
+        Examples
+        --------
+        >>> buffer.fill(0, stream=stream)
+        >>> stream.sync()
         """
 
     def record(self, event: Event | None = None, options: EventOptions | dict[str, Any] | None = None) -> Event:
@@ -133,6 +167,13 @@ class Stream:
             If the stream or the event is closed.
         CUDAError
             If the driver refuses.
+
+        Examples
+        --------
+        >>> event = stream.record()
+        >>> event.sync()
+        >>> event.is_done
+        True
         """
 
     def wait(self, event_or_stream: Event | Stream | IsStreamType) -> None:
@@ -151,15 +192,21 @@ class Stream:
             If one of the two is closed.
         CUDAError
             If the driver refuses.
+
+        Examples
+        --------
+        >>> later = device.create_stream()
+        >>> later.wait(stream)
+        >>> later.wait(stream.record())
         """
 
     @property
     def context(self) -> Context:
-        """The context of the stream; for a default stream, the calling thread's current one."""
+        """Context: the stream's; for a default stream, the calling thread's current one."""
 
     @property
     def device(self) -> Device:
-        """The device of the stream's context."""
+        """Device: that of the stream's context."""
 
     def create_graph_builder(self) -> GraphBuilder:
         """Make a builder that captures what is put into this stream while it is building.
@@ -173,6 +220,11 @@ class Stream:
         ------
         RuntimeError
             If the stream is closed.
+
+        Examples
+        --------
+        >>> builder = stream.create_graph_builder()
+        >>> builder.close()
         """
 
     def __eq__(self, other: object) -> bool:

@@ -100,6 +100,11 @@ class StreamOptions:
         Do not wait for the legacy default stream, nor let it wait. (Default True)
     priority : int, optional
         Lower numbers run first. None takes the lowest priority of the device.
+
+    Examples
+    --------
+    >>> StreamOptions(nonblocking=False).nonblocking
+    False
     """
 
     nonblocking: bool = True
@@ -194,6 +199,13 @@ cdef class Stream:
     Methods may be called from any thread. A buffer that was allocated or closed with a stream keeps the driver's
     stream alive until the buffer is returned, also when the ``Stream`` object was closed before. A memory pool with
     options of its own keeps up to four streams in which its memory was freed last.
+
+    Examples
+    --------
+    >>> with_priority = device.create_stream(options=StreamOptions(priority=-1))
+    >>> buffer.fill(0, stream=with_priority)
+    >>> with_priority.sync()
+    >>> with_priority.close()
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -226,6 +238,12 @@ cdef class Stream:
         ------
         TypeError, OverflowError
             If ``handle`` is not an integer or an object that converts to one, or does not fit into 64 bits.
+
+        Examples
+        --------
+        >>> same = Stream.from_handle(int(stream.handle))
+        >>> same == stream
+        True
         """
         return _wrap_foreign(_address(handle), None)
 
@@ -249,6 +267,17 @@ cdef class Stream:
 
         A stream created here is destroyed once no buffer holds it any more; the driver finishes its work first.
         The two default streams are shared by the whole process and are not closed by this.
+
+        Raises
+        ------
+        CUDAError
+            If the driver refuses to destroy a stream that nobody else holds.
+
+        Examples
+        --------
+        >>> stream.close()
+        >>> stream.is_closed
+        True
         """
         cdef StreamHandle* handle
         with cython.critical_section(self):
@@ -268,7 +297,7 @@ cdef class Stream:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the object has let go of its stream, or the stream is that of the process which forked this one."""
+        """bool: whether the object has let go of its stream, or that is one of the process which forked this one."""
         return self._handle == NULL or is_inherited(self._handle)
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -278,7 +307,7 @@ cdef class Stream:
 
     @property
     def handle(self) -> driver.CUstream:
-        """The ``CUstream`` as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
+        """CUstream: the stream as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
         return driver.CUstream(0 if self.is_closed else <size_t>self._handle.stream)
 
     @property
@@ -314,7 +343,7 @@ cdef class Stream:
 
     @property
     def priority(self) -> int:
-        """The stream's priority; lower numbers run first."""
+        """int: the stream's priority; lower numbers run first."""
         cdef int priority = 0
         cdef cydriver.CUresult result
         cdef StreamHandle* handle
@@ -338,6 +367,11 @@ cdef class Stream:
             If the stream is closed.
         CUDAError
             If the driver answers with an error, also one of earlier work.
+
+        Examples
+        --------
+        >>> buffer.fill(0, stream=stream)
+        >>> stream.sync()
         """
         cdef cydriver.CUresult result
         cdef const char* function = b"cuStreamSynchronize"
@@ -375,6 +409,13 @@ cdef class Stream:
             If the stream or the event is closed.
         CUDAError
             If the driver refuses.
+
+        Examples
+        --------
+        >>> event = stream.record()
+        >>> event.sync()
+        >>> event.is_done
+        True
         """
         cdef cydriver.CUresult result
         cdef cydriver.CUevent handle
@@ -434,6 +475,12 @@ cdef class Stream:
             If one of the two is closed.
         CUDAError
             If the driver refuses.
+
+        Examples
+        --------
+        >>> later = device.create_stream()
+        >>> later.wait(stream)
+        >>> later.wait(stream.record())
         """
         cdef cydriver.CUresult result
         cdef cydriver.CUevent handle
@@ -492,13 +539,13 @@ cdef class Stream:
 
     @property
     def context(self) -> Context:
-        """The context of the stream; for a default stream, the calling thread's current one."""
+        """Context: the stream's; for a default stream, the calling thread's current one."""
         cdef cydriver.CUcontext context = self._context_handle()
         return wrap_context(context, device_of_context(context))
 
     @property
     def device(self) -> Device:
-        """The device of the stream's context."""
+        """Device: that of the stream's context."""
         return device_factory(device_of_context(self._context_handle()))
 
     def create_graph_builder(self) -> GraphBuilder:
@@ -513,6 +560,11 @@ cdef class Stream:
         ------
         RuntimeError
             If the stream is closed.
+
+        Examples
+        --------
+        >>> builder = stream.create_graph_builder()
+        >>> builder.close()
         """
         self._ensure_open()
         return graph_builder_factory(self, False)

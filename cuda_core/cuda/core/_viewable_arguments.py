@@ -50,12 +50,23 @@ def args_viewable_as_strided_memory(
         The decorator. Calling the decorated function raises BufferError for an argument that is no array, and
         IndexError where one is missing.
 
+    Raises
+    ------
+    TypeError
+        If ``arg_indices`` is no tuple of integers.
+
+    Notes
+    -----
+    Safe from any thread: nothing is shared between two calls of the function.
+
     Examples
     --------
     >>> @args_viewable_as_strided_memory((0,))
-    ... def total_bytes(array, stream):
+    ... def shape_of(array, stream):
     ...     with array.view(stream) as view:
-    ...         return view._layout.required_size_in_bytes()
+    ...         return view.shape
+    >>> shape_of(numpy.zeros((2, 3)), -1)
+    (2, 3)
     """
 
     if not isinstance(arg_indices, tuple):

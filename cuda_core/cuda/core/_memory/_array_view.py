@@ -28,8 +28,11 @@ class ArrayView:
 
     Examples
     --------
-    >>> with buffer.array_view("<f4") as view:  # doctest: +SKIP
-    ...     cupy.asarray(view)[:] = 1
+    >>> staging = pinned.allocate(64)
+    >>> with staging.array_view("<f4") as view:
+    ...     numpy.asarray(view)[:] = 1
+    ...     staging.loans
+    1
     """
 
     def __init__(
@@ -90,11 +93,25 @@ class ArrayView:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the loan has ended."""
+        """bool: whether the loan has ended."""
         return self._part is None or bool(self._part.is_closed)
 
     def close(self) -> None:
-        """End the loan. Closing twice is harmless."""
+        """End the loan. Closing twice is harmless.
+
+        Raises
+        ------
+        Exception
+            If this was the last loan on a closed buffer, and the ``deallocate`` that it starts is interrupted. The view
+            is closed all the same.
+
+        Examples
+        --------
+        >>> view = pinned.allocate(64).array_view()
+        >>> view.close()
+        >>> view.is_closed
+        True
+        """
         if self._part is not None:
             self._part.close()
 

@@ -44,5 +44,6 @@ def copy_batch(stream: Stream, srcs: Sequence[Buffer], dsts: Sequence[Buffer], *
 
     Examples
     --------
-    >>> copy_batch(stream, [a, b], [c, d], options=CopyOptions(src_access_order="any"))  # doctest: +SKIP
+    >>> a, b, c, d = (mr.allocate(1024, stream=stream) for _ in range(4))
+    >>> copy_batch(stream, [a, b], [c, d], options=CopyOptions(src_access_order="stream"))
     """

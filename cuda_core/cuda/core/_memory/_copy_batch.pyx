@@ -208,7 +208,8 @@ def copy_batch(
 
     Examples
     --------
-    >>> copy_batch(stream, [a, b], [c, d], options=CopyOptions(src_access_order="any"))  # doctest: +SKIP
+    >>> a, b, c, d = (mr.allocate(1024, stream=stream) for _ in range(4))
+    >>> copy_batch(stream, [a, b], [c, d], options=CopyOptions(src_access_order="stream"))
     """
     cdef Stream order
     cdef StreamHandle* handle

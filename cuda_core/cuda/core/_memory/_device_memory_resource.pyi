@@ -46,7 +46,7 @@ class DeviceMemoryResource(_SharedPool):
 
     Examples
     --------
-    >>> mr = DeviceMemoryResource(0)  # doctest: +SKIP
+    >>> mr = DeviceMemoryResource(0)
     >>> with mr.allocate(1 << 20, stream=stream) as buffer:
     ...     buffer.ownership
     <Ownership.OWNED: 1>
@@ -85,8 +85,8 @@ class DeviceMemoryResource(_SharedPool):
 
         Examples
         --------
-        >>> mr = DeviceMemoryResource.from_allocation_handle(0, handle)  # doctest: +SKIP
-        >>> mr.is_mapped
+        >>> there = DeviceMemoryResource.from_allocation_handle(0, handle)  # doctest: +SKIP
+        >>> there.is_mapped  # doctest: +SKIP
         True
         """
 

@@ -285,11 +285,12 @@ cdef class _GraphMemory(IndexedResource):
 
         Examples
         --------
-        >>> builder = device.create_graph_builder().begin_building()  # doctest: +SKIP
+        >>> builder = device.create_graph_builder().begin_building()
         >>> scratch = GraphMemoryResource(device).allocate(1024, stream=builder)
         >>> scratch.fill(0, stream=builder)
         >>> scratch.close()  # a node of the graph: every launch returns it
         <CloseResult.DONE: 0>
+        >>> builder.end_building().close()
         """
         cdef size_t wanted = size_argument(size, "size")
         cdef StreamHandle* order = bind_stream(Stream_accept(stream))
@@ -317,7 +318,7 @@ cdef class _GraphMemory(IndexedResource):
         size : int
             Its size in bytes. Of an allocation that was detached from this resource, the size must match.
         stream : GraphBuilder or Stream
-            While it is being captured, the free becomes a node of the graph.
+            The stream that orders the free. While it is being captured, the free becomes a node of the graph.
 
         Raises
         ------
@@ -332,12 +333,24 @@ cdef class _GraphMemory(IndexedResource):
         -----
         An ``Allocation`` that is freed this way counts as handed over. An address that this resource does not know is
         freed as told.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> allocation = GraphMemoryResource(device).allocate(1024, stream=builder).detach()
+        >>> GraphMemoryResource(device).deallocate(allocation.handle, 1024, stream=builder)
+        >>> builder.end_building().close()
         """
         cdef Stream order = Stream_accept(stream)
         IndexedResource.deallocate(self, ptr, size, stream=order)
 
     def close(self) -> None:
-        """Do nothing: the resource holds nothing that could be given up. It can be used on."""
+        """Do nothing: the resource holds nothing that could be given up. It can be used on.
+
+        Examples
+        --------
+        >>> GraphMemoryResource(device).close()
+        """
 
     def trim(self) -> None:
         """Give memory back to the device that graphs have used and do not use at the moment.
@@ -350,6 +363,10 @@ cdef class _GraphMemory(IndexedResource):
         Notes
         -----
         Safe from any thread, and during a capture. A graph whose memory is taken gets other memory at its next launch.
+
+        Examples
+        --------
+        >>> GraphMemoryResource(device).trim()
         """
         cdef cydriver.CUresult result
         cdef int ordinal = self._ordinal
@@ -403,7 +420,7 @@ class GraphMemoryResource(_GraphMemory):
 
     Examples
     --------
-    >>> GraphMemoryResource(0) is GraphMemoryResource(device)  # doctest: +SKIP
+    >>> GraphMemoryResource(0) is GraphMemoryResource(device)
     True
     """
 

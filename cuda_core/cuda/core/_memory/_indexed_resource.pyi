@@ -39,4 +39,9 @@ class IndexedResource(MemoryResource):
         -----
         An ``Allocation`` that is freed this way counts as handed over. An address that this resource does not know is
         freed as told.
+
+        Examples
+        --------
+        >>> allocation = pinned.allocate(4096).detach()
+        >>> pinned.deallocate(allocation.handle, 4096)
         """

@@ -223,6 +223,11 @@ cdef class IndexedResource(MemoryResource):
         -----
         An ``Allocation`` that is freed this way counts as handed over. An address that this resource does not know is
         freed as told.
+
+        Examples
+        --------
+        >>> allocation = pinned.allocate(4096).detach()
+        >>> pinned.deallocate(allocation.handle, 4096)
         """
         cdef uintptr_t address = pointer_argument(ptr, "ptr")
         cdef size_t bytes_ = size_argument(size, "size")

@@ -15,7 +15,7 @@ class LegacyPinnedMemoryResource(PlainResource):
 
     Examples
     --------
-    >>> with LegacyPinnedMemoryResource().allocate(4096) as buffer:  # doctest: +SKIP
+    >>> with LegacyPinnedMemoryResource().allocate(4096) as buffer:
     ...     memoryview(buffer)[:5] = b"hello"
     """
 

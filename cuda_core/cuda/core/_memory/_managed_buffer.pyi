@@ -76,22 +76,40 @@ class ManagedBuffer(Buffer):
 
     Examples
     --------
-    >>> buffer.read_mostly = True  # doctest: +SKIP
-    >>> buffer.preferred_location = Device(0)
-    >>> buffer.accessed_by.add(Device(1))
-    >>> buffer.prefetch(Device(0), stream=stream)
+    >>> managed = ManagedMemoryResource().allocate(1 << 20, stream=stream)
+    >>> managed.read_mostly = True
+    >>> managed.preferred_location = Device(0)
+    >>> managed.prefetch(Device(0), stream=stream)
     """
 
     @classmethod
     def from_handle(cls, ptr: DevicePointerType, size: int, mr: MemoryResource | None = None, owner: object | None = None, *, stream: Stream | GraphBuilder | None = None, deallocate: Callable[[int, int, Stream | None], object] | None = None) -> ManagedBuffer:
         """Make a managed buffer around managed memory that exists already.
 
-        Parameters, states and errors are those of :meth:`Buffer.from_handle`. Whether the memory is managed is the
-        driver's to say: it is asked when advice is given.
+        Whether the memory is managed is the driver's to say: it is asked when advice is given.
+
+        Parameters
+        ----------
+        ptr, size, mr, owner, stream, deallocate : object
+            As for :meth:`Buffer.from_handle`: the address, the size in bytes, and what frees the memory in which
+            stream's order.
 
         Returns
         -------
         ManagedBuffer
+            OWNED with ``mr`` or ``deallocate``, BORROWED otherwise.
+
+        Raises
+        ------
+        ValueError, TypeError, OwnershipError, RuntimeError
+            As for :meth:`Buffer.from_handle`. A call that raises has taken nothing.
+
+        Examples
+        --------
+        >>> managed = ManagedMemoryResource().allocate(1 << 20, stream=stream)
+        >>> view = ManagedBuffer.from_handle(managed.handle, managed.size, owner=managed)
+        >>> view.ownership
+        <Ownership.BORROWED: 2>
         """
 
     @property
@@ -143,17 +161,55 @@ class ManagedBuffer(Buffer):
             If the buffer is closed, or being released or moved by another call.
         CUDAError
             If the driver refuses, or the stream is being captured, which goes on then.
+
+        Examples
+        --------
+        >>> managed = ManagedMemoryResource().allocate(1 << 20, stream=stream)
+        >>> managed.prefetch(Device(0), stream=stream)
         """
 
     def discard(self, *, stream: Stream | GraphBuilder) -> None:
         """Tell the driver that what the memory holds is not needed, in the order of a stream. Nothing waits.
 
-        What it holds is undefined until it is written or prefetched again. ``stream`` must not be
-        ``LEGACY_DEFAULT_STREAM``, which is a ``TypeError``. Other errors are those of :meth:`prefetch`.
+        What it holds is undefined until it is written or prefetched again.
+
+        Parameters
+        ----------
+        stream : Stream
+            The stream that orders it. Not ``LEGACY_DEFAULT_STREAM``.
+
+        Raises
+        ------
+        TypeError
+            If ``stream`` is no stream, or the legacy default stream.
+        ValueError, OwnershipError, CUDAError
+            As for :meth:`prefetch`.
+
+        Examples
+        --------
+        >>> managed = ManagedMemoryResource().allocate(1 << 20, stream=stream)
+        >>> managed.discard(stream=stream)
         """
 
     def discard_prefetch(self, location: Device | Host, *, stream: Stream | GraphBuilder) -> None:
         """Discard what the memory holds and move the pages to a place, in the order of a stream. Nothing waits.
 
-        Parameters and errors are those of :meth:`prefetch` and :meth:`discard`.
+        Parameters
+        ----------
+        location : Device or Host
+            Where to, as for :meth:`prefetch`.
+        stream : Stream
+            The stream that orders it. Not ``LEGACY_DEFAULT_STREAM``.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type, or ``stream`` is the legacy default stream.
+        ValueError, OwnershipError, CUDAError
+            As for :meth:`prefetch`.
+
+        Examples
+        --------
+        >>> managed = ManagedMemoryResource().allocate(1 << 20, stream=stream)
+        >>> managed.discard_prefetch(Device(0), stream=stream)
         """

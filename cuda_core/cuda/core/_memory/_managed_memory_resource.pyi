@@ -38,7 +38,7 @@ class ManagedMemoryResource(_MemPool):
 
     Examples
     --------
-    >>> mr = ManagedMemoryResource({"preferred_location": 0})  # doctest: +SKIP
+    >>> mr = ManagedMemoryResource({"preferred_location": 0})
     >>> mr.preferred_location
     (<ManagedMemoryLocationType.DEVICE: 'device'>, 0)
     """

@@ -42,7 +42,9 @@ def prefetch_batch(stream: Stream | GraphBuilder, buffers: Sequence[Buffer], loc
 
     Examples
     --------
-    >>> prefetch_batch(stream, [a, b], [Device(0), Host()])  # doctest: +SKIP
+    >>> mr = ManagedMemoryResource()
+    >>> a, b = mr.allocate(1 << 20, stream=stream), mr.allocate(1 << 20, stream=stream)
+    >>> prefetch_batch(stream, [a, b], [Device(0), Host()])
     """
 
 def discard_batch(stream: Stream | GraphBuilder, buffers: Sequence[Buffer]) -> None:
@@ -64,9 +66,15 @@ def discard_batch(stream: Stream | GraphBuilder, buffers: Sequence[Buffer]) -> N
     ValueError, OwnershipError, CUDAError
         As for :func:`prefetch_batch`, whose notes hold here too.
 
+    Notes
+    -----
+    Safe from any thread. The notes of :func:`prefetch_batch` hold here too.
+
     Examples
     --------
-    >>> discard_batch(stream, [scratch, staging])  # doctest: +SKIP
+    >>> mr = ManagedMemoryResource()
+    >>> a, b = mr.allocate(1 << 20, stream=stream), mr.allocate(1 << 20, stream=stream)
+    >>> discard_batch(stream, [a, b])
     """
 
 def discard_prefetch_batch(stream: Stream | GraphBuilder, buffers: Sequence[Buffer], locations: Device | Host | Sequence[Device | Host]) -> None:
@@ -88,7 +96,13 @@ def discard_prefetch_batch(stream: Stream | GraphBuilder, buffers: Sequence[Buff
     ValueError, OwnershipError, CUDAError
         As for :func:`prefetch_batch`, whose notes hold here too.
 
+    Notes
+    -----
+    Safe from any thread. The notes of :func:`prefetch_batch` hold here too.
+
     Examples
     --------
-    >>> discard_prefetch_batch(stream, [a, b], Device(0))  # doctest: +SKIP
+    >>> mr = ManagedMemoryResource()
+    >>> a, b = mr.allocate(1 << 20, stream=stream), mr.allocate(1 << 20, stream=stream)
+    >>> discard_prefetch_batch(stream, [a, b], Device(0))
     """

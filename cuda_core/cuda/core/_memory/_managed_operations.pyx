@@ -301,7 +301,9 @@ def prefetch_batch(
 
     Examples
     --------
-    >>> prefetch_batch(stream, [a, b], [Device(0), Host()])  # doctest: +SKIP
+    >>> mr = ManagedMemoryResource()
+    >>> a, b = mr.allocate(1 << 20, stream=stream), mr.allocate(1 << 20, stream=stream)
+    >>> prefetch_batch(stream, [a, b], [Device(0), Host()])
     """
     _operate("prefetch_batch", PREFETCH, stream, buffers, locations)
 
@@ -325,9 +327,15 @@ def discard_batch(stream: Stream | GraphBuilder, buffers: Sequence[Buffer]) -> N
     ValueError, OwnershipError, CUDAError
         As for :func:`prefetch_batch`, whose notes hold here too.
 
+    Notes
+    -----
+    Safe from any thread. The notes of :func:`prefetch_batch` hold here too.
+
     Examples
     --------
-    >>> discard_batch(stream, [scratch, staging])  # doctest: +SKIP
+    >>> mr = ManagedMemoryResource()
+    >>> a, b = mr.allocate(1 << 20, stream=stream), mr.allocate(1 << 20, stream=stream)
+    >>> discard_batch(stream, [a, b])
     """
     _operate("discard_batch", DISCARD, stream, buffers, None)
 
@@ -355,8 +363,14 @@ def discard_prefetch_batch(
     ValueError, OwnershipError, CUDAError
         As for :func:`prefetch_batch`, whose notes hold here too.
 
+    Notes
+    -----
+    Safe from any thread. The notes of :func:`prefetch_batch` hold here too.
+
     Examples
     --------
-    >>> discard_prefetch_batch(stream, [a, b], Device(0))  # doctest: +SKIP
+    >>> mr = ManagedMemoryResource()
+    >>> a, b = mr.allocate(1 << 20, stream=stream), mr.allocate(1 << 20, stream=stream)
+    >>> discard_prefetch_batch(stream, [a, b], Device(0))
     """
     _operate("discard_prefetch_batch", DISCARD | PREFETCH, stream, buffers, locations)

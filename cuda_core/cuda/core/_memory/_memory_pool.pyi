@@ -26,6 +26,13 @@ class _MemPool(IndexedResource):
         ------
         CUDAError
             If the driver refuses to destroy the pool. The resource stays open, and can be closed again.
+
+        Examples
+        --------
+        >>> pool = DeviceMemoryResource(device, {"max_size": 64 << 20})
+        >>> pool.close()
+        >>> pool.is_closed
+        True
         """
 
     @property
@@ -34,7 +41,7 @@ class _MemPool(IndexedResource):
 
     @property
     def handle(self) -> driver.CUmemoryPool:
-        """The ``CUmemoryPool`` as a ``cuda.bindings.driver`` object; a null one once the resource is closed."""
+        """CUmemoryPool: the pool as a ``cuda.bindings.driver`` object; a null one once the resource is closed."""
 
     @property
     def is_handle_owned(self) -> bool:
@@ -54,7 +61,7 @@ class _MemPool(IndexedResource):
 
     @property
     def attributes(self) -> _MemPoolAttributes:
-        """The pool's attributes: how much it holds, and how it reuses memory.
+        """object: the pool's attributes: how many bytes it holds, and how it reuses memory.
 
         Raises
         ------
@@ -94,7 +101,7 @@ class _MemPool(IndexedResource):
 
         Examples
         --------
-        >>> buffer = mr.allocate(1024, stream=stream)  # doctest: +SKIP
+        >>> buffer = mr.allocate(1024, stream=stream)
         >>> buffer.close()  # in the order of the stream
         <CloseResult.DONE: 0>
         """
@@ -124,4 +131,9 @@ class _MemPool(IndexedResource):
         -----
         Works after :meth:`close`, too. An ``Allocation`` that is freed this way counts as handed over. An address that
         this resource does not know is freed as told.
+
+        Examples
+        --------
+        >>> allocation = mr.allocate(1024, stream=stream).detach()
+        >>> mr.deallocate(allocation.handle, 1024, stream=stream)
         """

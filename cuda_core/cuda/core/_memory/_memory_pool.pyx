@@ -204,6 +204,13 @@ cdef class _MemPool(IndexedResource):
         ------
         CUDAError
             If the driver refuses to destroy the pool. The resource stays open, and can be closed again.
+
+        Examples
+        --------
+        >>> pool = DeviceMemoryResource(device, {"max_size": 64 << 20})
+        >>> pool.close()
+        >>> pool.is_closed
+        True
         """
         cdef cydriver.CUmemoryPool pool = self._pool
         cdef PoolReference reference = self._reference
@@ -231,7 +238,7 @@ cdef class _MemPool(IndexedResource):
 
     @property
     def handle(self) -> driver.CUmemoryPool:
-        """The ``CUmemoryPool`` as a ``cuda.bindings.driver`` object; a null one once the resource is closed."""
+        """CUmemoryPool: the pool as a ``cuda.bindings.driver`` object; a null one once the resource is closed."""
         return driver.CUmemoryPool(<size_t>self._pool)
 
     @property
@@ -256,7 +263,7 @@ cdef class _MemPool(IndexedResource):
 
     @property
     def attributes(self) -> _MemPoolAttributes:
-        """The pool's attributes: how much it holds, and how it reuses memory.
+        """object: the pool's attributes: how many bytes it holds, and how it reuses memory.
 
         Raises
         ------
@@ -306,7 +313,7 @@ cdef class _MemPool(IndexedResource):
 
         Examples
         --------
-        >>> buffer = mr.allocate(1024, stream=stream)  # doctest: +SKIP
+        >>> buffer = mr.allocate(1024, stream=stream)
         >>> buffer.close()  # in the order of the stream
         <CloseResult.DONE: 0>
         """
@@ -423,6 +430,11 @@ cdef class _MemPool(IndexedResource):
         -----
         Works after :meth:`close`, too. An ``Allocation`` that is freed this way counts as handed over. An address that
         this resource does not know is freed as told.
+
+        Examples
+        --------
+        >>> allocation = mr.allocate(1024, stream=stream).detach()
+        >>> mr.deallocate(allocation.handle, 1024, stream=stream)
         """
         Stream_accept(stream)
         self.ensure_index()

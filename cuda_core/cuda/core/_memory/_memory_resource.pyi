@@ -107,6 +107,16 @@ class MemoryResource:
         -------
         Buffer
             The new buffer, OWNED.
+
+        Raises
+        ------
+        NotImplementedError
+            Always in this class. An author raises what describes the failure best.
+
+        Examples
+        --------
+        >>> mr.allocate(1024, stream=stream).close()
+        <CloseResult.DONE: 0>
         """
 
     def deallocate(self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder) -> None:
@@ -125,6 +135,11 @@ class MemoryResource:
         ------
         Exception
             Anything. It promises that nothing was freed.
+
+        Examples
+        --------
+        >>> allocation = mr.allocate(1024, stream=stream).detach()
+        >>> mr.deallocate(allocation.handle, allocation.size, stream=stream)
         """
 
     @property

@@ -216,6 +216,16 @@ cdef class MemoryResource:
         -------
         Buffer
             The new buffer, OWNED.
+
+        Raises
+        ------
+        NotImplementedError
+            Always in this class. An author raises what describes the failure best.
+
+        Examples
+        --------
+        >>> mr.allocate(1024, stream=stream).close()
+        <CloseResult.DONE: 0>
         """
         raise TypeError(f"{type(self).__name__}.allocate must be overridden by the subclass")
 
@@ -235,6 +245,11 @@ cdef class MemoryResource:
         ------
         Exception
             Anything. It promises that nothing was freed.
+
+        Examples
+        --------
+        >>> allocation = mr.allocate(1024, stream=stream).detach()
+        >>> mr.deallocate(allocation.handle, allocation.size, stream=stream)
         """
         raise TypeError(f"{type(self).__name__}.deallocate must be overridden by the subclass")
 

@@ -40,7 +40,7 @@ class PinnedMemoryResource(_SharedPool):
 
     Examples
     --------
-    >>> with PinnedMemoryResource().allocate(4096, stream=stream) as buffer:  # doctest: +SKIP
+    >>> with PinnedMemoryResource().allocate(4096, stream=stream) as buffer:
     ...     stream.sync()
     ...     memoryview(buffer)[:5] = b"hello"
     """
@@ -72,6 +72,12 @@ class PinnedMemoryResource(_SharedPool):
             If the handle is closed.
         CUDAError
             If the driver refuses. Nothing is left.
+
+        Examples
+        --------
+        >>> there = PinnedMemoryResource.from_allocation_handle(handle)  # doctest: +SKIP
+        >>> there.is_mapped  # doctest: +SKIP
+        True
         """
 
     @property

@@ -47,7 +47,7 @@ cdef class PinnedMemoryResource(_SharedPool):
 
     Examples
     --------
-    >>> with PinnedMemoryResource().allocate(4096, stream=stream) as buffer:  # doctest: +SKIP
+    >>> with PinnedMemoryResource().allocate(4096, stream=stream) as buffer:
     ...     stream.sync()
     ...     memoryview(buffer)[:5] = b"hello"
     """
@@ -119,6 +119,12 @@ cdef class PinnedMemoryResource(_SharedPool):
             If the handle is closed.
         CUDAError
             If the driver refuses. Nothing is left.
+
+        Examples
+        --------
+        >>> there = PinnedMemoryResource.from_allocation_handle(handle)  # doctest: +SKIP
+        >>> there.is_mapped  # doctest: +SKIP
+        True
         """
         return open_pool(cls, alloc_handle, -1)
 

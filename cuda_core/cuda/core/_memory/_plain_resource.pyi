@@ -31,4 +31,10 @@ class PlainResource(IndexedResource):
             If ``size`` is not an integer, negative or too large, or ``stream`` is no stream. No driver call is made.
         CUDAError
             If the driver refuses.
+
+        Examples
+        --------
+        >>> with LegacyPinnedMemoryResource().allocate(4096) as buffer:
+        ...     buffer.is_host_accessible
+        True
         """

@@ -24,6 +24,13 @@ class _SharedPool(_MemPool):
         ------
         CUDAError
             If the driver refuses to destroy the pool. The resource stays open, and can be closed again.
+
+        Examples
+        --------
+        >>> pool = DeviceMemoryResource(device, {"max_size": 64 << 20})
+        >>> pool.close()
+        >>> pool.is_closed
+        True
         """
 
     @property
@@ -65,11 +72,22 @@ class _SharedPool(_MemPool):
             If this resource has another UUID.
         RuntimeError
             If the resource is closed, or not IPC-enabled.
+
+        Examples
+        --------
+        >>> there = DeviceMemoryResource.from_allocation_handle(device, handle)  # doctest: +SKIP
+        >>> there.register(handle.uuid) is there  # doctest: +SKIP
+        True
         """
 
     @classmethod
     def from_registry(cls, uuid: UUID) -> Self:
         """Return the resource that was registered with a UUID in this process.
+
+        Parameters
+        ----------
+        uuid : uuid.UUID
+            What the pool was registered with: the UUID of the exporter's resource.
 
         Raises
         ------
@@ -77,6 +95,11 @@ class _SharedPool(_MemPool):
             If ``uuid`` is no UUID, or another kind of resource is registered with it.
         RuntimeError
             If there is none that is open.
+
+        Examples
+        --------
+        >>> DeviceMemoryResource.from_registry(handle.uuid) is there  # doctest: +SKIP
+        True
         """
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -24,9 +24,10 @@ class Allocation(Record):
 
     Examples
     --------
-    >>> allocation = buffer.detach()  # doctest: +SKIP
-    >>> library.take(allocation.handle, allocation.size)
-    >>> allocation.handed_over()
+    >>> allocation = buffer.detach()
+    >>> allocation.size
+    1048576
+    >>> buffer = Buffer.adopt(allocation)
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -52,6 +53,13 @@ class Allocation(Record):
         OwnershipError
             If it was adopted or handed over before, or is an import that other buffers have a share of: a free would
             take the memory from them.
+
+        Examples
+        --------
+        >>> allocation = pinned.allocate(64).detach()
+        >>> address, size = allocation.handle, allocation.size
+        >>> allocation.handed_over()  # from here on somebody else frees it, as here
+        >>> pinned.deallocate(address, size)
         """
 
     @property

@@ -93,9 +93,10 @@ cdef class Allocation(Record):
 
     Examples
     --------
-    >>> allocation = buffer.detach()  # doctest: +SKIP
-    >>> library.take(allocation.handle, allocation.size)
-    >>> allocation.handed_over()
+    >>> allocation = buffer.detach()
+    >>> allocation.size
+    1048576
+    >>> buffer = Buffer.adopt(allocation)
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -133,6 +134,13 @@ cdef class Allocation(Record):
         OwnershipError
             If it was adopted or handed over before, or is an import that other buffers have a share of: a free would
             take the memory from them.
+
+        Examples
+        --------
+        >>> allocation = pinned.allocate(64).detach()
+        >>> address, size = allocation.handle, allocation.size
+        >>> allocation.handed_over()  # from here on somebody else frees it, as here
+        >>> pinned.deallocate(address, size)
         """
         cdef object owner = self.owner
         if isinstance(owner, Keeper) and not (<Keeper>owner).is_alone():

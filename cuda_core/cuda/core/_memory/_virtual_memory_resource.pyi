@@ -41,7 +41,7 @@ class VirtualMemoryResource(VirtualMemoryBase):
 
     Examples
     --------
-    >>> mr = VirtualMemoryResource(0)  # doctest: +SKIP
+    >>> mr = VirtualMemoryResource(0)
     >>> small = mr.allocate(2 << 20, stream=stream)
     >>> large = mr.modify_allocation(small, 64 << 20)
     >>> small.ownership, large.ownership
@@ -72,6 +72,12 @@ class VirtualMemoryResource(VirtualMemoryBase):
             If ``size`` is not an integer, negative or too large, or ``stream`` is no stream. No driver call is made.
         CUDAError
             If the driver refuses. Everything done by then is undone.
+
+        Examples
+        --------
+        >>> with VirtualMemoryResource(0).allocate(5 << 20, stream=stream) as buffer:
+        ...     buffer.size >> 20  # rounded up to the granularity
+        6
         """
 
     def modify_allocation(self, buf: Buffer, new_size: int, config: VirtualMemoryResourceOptions | dict[str, Any] | None = None) -> Buffer:
@@ -110,4 +116,13 @@ class VirtualMemoryResource(VirtualMemoryBase):
         failure is reported once as a ``CUDAWarning``, and the next close tries again.
 
         Work that uses the old address must be in the recorded stream, or finished.
+
+        Examples
+        --------
+        >>> mr = VirtualMemoryResource(0, {"reserve_size": 64 << 20})
+        >>> buffer = mr.allocate(2 << 20, stream=stream)
+        >>> address = buffer.handle
+        >>> buffer = mr.modify_allocation(buffer, 32 << 20)
+        >>> buffer.handle == address
+        True
         """

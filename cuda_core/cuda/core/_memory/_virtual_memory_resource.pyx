@@ -50,7 +50,7 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
 
     Examples
     --------
-    >>> mr = VirtualMemoryResource(0)  # doctest: +SKIP
+    >>> mr = VirtualMemoryResource(0)
     >>> small = mr.allocate(2 << 20, stream=stream)
     >>> large = mr.modify_allocation(small, 64 << 20)
     >>> small.ownership, large.ownership
@@ -86,6 +86,12 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
             If ``size`` is not an integer, negative or too large, or ``stream`` is no stream. No driver call is made.
         CUDAError
             If the driver refuses. Everything done by then is undone.
+
+        Examples
+        --------
+        >>> with VirtualMemoryResource(0).allocate(5 << 20, stream=stream) as buffer:
+        ...     buffer.size >> 20  # rounded up to the granularity
+        6
         """
         cdef size_t wanted = size_argument(size, "size")
         cdef size_t rounded, reserved
@@ -169,5 +175,14 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         failure is reported once as a ``CUDAWarning``, and the next close tries again.
 
         Work that uses the old address must be in the recorded stream, or finished.
+
+        Examples
+        --------
+        >>> mr = VirtualMemoryResource(0, {"reserve_size": 64 << 20})
+        >>> buffer = mr.allocate(2 << 20, stream=stream)
+        >>> address = buffer.handle
+        >>> buffer = mr.modify_allocation(buffer, 32 << 20)
+        >>> buffer.handle == address
+        True
         """
         return grow(self, buf, new_size, config)

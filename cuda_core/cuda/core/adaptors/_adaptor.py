@@ -89,6 +89,11 @@ class MemoryResourceAdaptor(MemoryResource):
         ------
         Exception
             Whatever the inner resource raises. Nothing is allocated then.
+
+        Examples
+        --------
+        >>> MemoryResourceAdaptor(pinned).allocate(64).close()
+        <CloseResult.DONE: 0>
         """
         # Whether a stream is needed is for the inner resource to say.
         buffer = self._inner.allocate(size, stream=stream)  # type: ignore[arg-type]
@@ -126,6 +131,11 @@ class MemoryResourceAdaptor(MemoryResource):
             buffer that was moved here from another adaptor can be moved back.
         Exception
             Whatever the inner resource raises. Nothing is freed then.
+
+        Examples
+        --------
+        >>> MemoryResourceAdaptor(pinned).allocate(64).close()  # calls it
+        <CloseResult.DONE: 0>
         """
         if not size:
             return

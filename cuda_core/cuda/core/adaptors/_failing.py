@@ -101,6 +101,16 @@ class FailingAdaptor(MemoryResourceAdaptor):
             If ``nth`` is less than 1.
         TypeError
             If ``nth`` is not an integer, or ``error`` nothing to raise.
+
+        Examples
+        --------
+        >>> failing = FailingAdaptor(pinned)
+        >>> with failing.fail_allocation(2):
+        ...     failing.allocate(64).close()
+        ...     failing.allocate(64)
+        Traceback (most recent call last):
+            ...
+        MemoryError: allocation 2 fails on request
         """
         default = MemoryError(f"allocation {nth} fails on request")
         return self._requested(self._allocations, nth, sticky, default if error is None else error)
@@ -112,14 +122,33 @@ class FailingAdaptor(MemoryResourceAdaptor):
 
         Parameters
         ----------
-        nth, sticky
-            As for :meth:`fail_allocation`, and so are the errors.
+        nth : int, optional
+            Which one, counted from 1 at the beginning of the block.
+        sticky : bool, optional
+            True: all after it fail, too.
         error : Exception or type of exception, optional
             What is raised. By default a ``RuntimeError``.
 
         Returns
         -------
         context manager
+
+        Raises
+        ------
+        ValueError, TypeError
+            As for :meth:`fail_allocation`.
+
+        Examples
+        --------
+        >>> failing = FailingAdaptor(pinned)
+        >>> buffer = failing.allocate(64)
+        >>> with failing.fail_free():
+        ...     buffer.close()
+        Traceback (most recent call last):
+            ...
+        RuntimeError: free 1 fails on request
+        >>> buffer.close()
+        <CloseResult.DONE: 0>
         """
         default = RuntimeError(f"free {nth} fails on request")
         return self._requested(self._frees, nth, sticky, default if error is None else error)

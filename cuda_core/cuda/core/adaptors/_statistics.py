@@ -156,7 +156,12 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
 
         Examples
         --------
-        >>> mr.push()  # doctest: +SKIP
+        >>> counted = StatisticsAdaptor(pinned)
+        >>> counted.push()
+        >>> counted.allocate(64).close()
+        <CloseResult.DONE: 0>
+        >>> counted.pop().peak_bytes
+        64
         """
         self._stack.change(lambda stack: (*stack, MemoryStatistics()))
 
@@ -175,7 +180,10 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
 
         Examples
         --------
-        >>> seen = mr.pop()  # doctest: +SKIP
+        >>> counted = StatisticsAdaptor(pinned)
+        >>> counted.push()
+        >>> counted.pop().total_count
+        0
         """
         ended: list[MemoryStatistics] = []
 
@@ -201,6 +209,15 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
         Notes
         -----
         Regions are a stack: blocks that overlap without one being inside the other, in two threads, mix what they see.
+
+        Examples
+        --------
+        >>> counted = StatisticsAdaptor(pinned)
+        >>> with counted.region() as region:
+        ...     counted.allocate(64).close()
+        <CloseResult.DONE: 0>
+        >>> region.statistics.total_bytes
+        64
         """
         region = _Region(self)
         self.push()

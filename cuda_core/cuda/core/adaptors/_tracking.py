@@ -141,6 +141,13 @@ class TrackingAdaptor(MemoryResourceAdaptor):
         Returns
         -------
         list of OpenAllocation
+
+        Examples
+        --------
+        >>> tracked = TrackingAdaptor(pinned)
+        >>> with tracked.allocate(64):
+        ...     [entry.size for entry in tracked.open_allocations()]
+        [64]
         """
         return sorted(self._open.copy().values(), key=lambda entry: entry.serial)
 
@@ -150,6 +157,11 @@ class TrackingAdaptor(MemoryResourceAdaptor):
         Returns
         -------
         str
+
+        Examples
+        --------
+        >>> TrackingAdaptor(pinned).report()
+        'nothing is allocated'
         """
         entries = self.open_allocations()
         if not entries:

@@ -24,9 +24,12 @@ class Graph:
 
     Examples
     --------
-    >>> with_zeros = builder.end_building().complete()  # doctest: +SKIP
-    >>> with_zeros.launch(stream)
-    >>> with_zeros.close()
+    >>> builder = device.create_graph_builder().begin_building()
+    >>> buffer.fill(0, stream=builder)
+    >>> graph = builder.end_building().complete()
+    >>> builder.close()
+    >>> graph.launch(stream)
+    >>> graph.close()
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -42,6 +45,16 @@ class Graph:
         ------
         CUDAError
             If the driver refuses. The graph stays open then and can be closed again, unless its context is gone.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete()
+        >>> builder.close()
+        >>> graph.close()
+        >>> graph.is_closed
+        True
         """
 
     @property
@@ -50,7 +63,7 @@ class Graph:
 
     @property
     def handle(self) -> driver.CUgraphExec:
-        """The ``CUgraphExec`` as a ``cuda.bindings.driver`` object; a null one once the graph is closed."""
+        """CUgraphExec: the graph as a ``cuda.bindings.driver`` object; a null one once the graph is closed."""
 
     def launch(self, stream: Stream | GraphBuilder) -> None:
         """Put the graph into a stream: its nodes run behind what is there, and before what comes later.
@@ -58,7 +71,7 @@ class Graph:
         Parameters
         ----------
         stream : Stream
-            Where to launch. It must not be being captured.
+            The stream that orders the launch. It must not be being captured.
 
         Raises
         ------
@@ -75,6 +88,15 @@ class Graph:
         -----
         The call waits for nothing. Memory that the graph allocates, that no node of it frees and that no buffer owns
         any more is freed behind the launch.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete()
+        >>> builder.close()
+        >>> graph.launch(stream)
+        >>> graph.close()
         """
 
     def upload(self, stream: Stream | GraphBuilder) -> None:
@@ -83,7 +105,7 @@ class Graph:
         Parameters
         ----------
         stream : Stream
-            Where to upload. It must not be being captured.
+            The stream that orders the upload. It must not be being captured.
 
         Raises
         ------
@@ -93,6 +115,15 @@ class Graph:
             If the graph or the stream is closed.
         CUDAError
             If the stream is being captured, which goes on; or if the driver refuses.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete()
+        >>> builder.close()
+        >>> graph.upload(stream)
+        >>> graph.close()
         """
 
     def update(self, source: GraphBuilder) -> None:
@@ -116,6 +147,18 @@ class Graph:
             If the graph is closed, or the builder is closed or has not finished.
         CUDAError
             If the driver refuses; the text names what has changed. The graph is as it was.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete()
+        >>> builder.close()
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(1, stream=builder)
+        >>> graph.update(builder.end_building())  # the same nodes, with other values
+        >>> builder.close()
+        >>> graph.close()
         """
 
     def __repr__(self) -> str:

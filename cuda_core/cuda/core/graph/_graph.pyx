@@ -226,9 +226,12 @@ cdef class Graph:
 
     Examples
     --------
-    >>> with_zeros = builder.end_building().complete()  # doctest: +SKIP
-    >>> with_zeros.launch(stream)
-    >>> with_zeros.close()
+    >>> builder = device.create_graph_builder().begin_building()
+    >>> buffer.fill(0, stream=builder)
+    >>> graph = builder.end_building().complete()
+    >>> builder.close()
+    >>> graph.launch(stream)
+    >>> graph.close()
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -251,6 +254,16 @@ cdef class Graph:
         ------
         CUDAError
             If the driver refuses. The graph stays open then and can be closed again, unless its context is gone.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete()
+        >>> builder.close()
+        >>> graph.close()
+        >>> graph.is_closed
+        True
         """
         cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
         cdef const char* function = NULL
@@ -290,7 +303,7 @@ cdef class Graph:
 
     @property
     def handle(self) -> driver.CUgraphExec:
-        """The ``CUgraphExec`` as a ``cuda.bindings.driver`` object; a null one once the graph is closed."""
+        """CUgraphExec: the graph as a ``cuda.bindings.driver`` object; a null one once the graph is closed."""
         return driver.CUgraphExec(self._executable.load())
 
     cdef cydriver.CUresult _in_stream(self, object stream, str what, InStream put, const char** function) except *:
@@ -322,7 +335,7 @@ cdef class Graph:
         Parameters
         ----------
         stream : Stream
-            Where to launch. It must not be being captured.
+            The stream that orders the launch. It must not be being captured.
 
         Raises
         ------
@@ -339,6 +352,15 @@ cdef class Graph:
         -----
         The call waits for nothing. Memory that the graph allocates, that no node of it frees and that no buffer owns
         any more is freed behind the launch.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete()
+        >>> builder.close()
+        >>> graph.launch(stream)
+        >>> graph.close()
         """
         cdef CapturedGraph* graph = self._open()
         cdef const char* function = NULL
@@ -358,7 +380,7 @@ cdef class Graph:
         Parameters
         ----------
         stream : Stream
-            Where to upload. It must not be being captured.
+            The stream that orders the upload. It must not be being captured.
 
         Raises
         ------
@@ -368,6 +390,15 @@ cdef class Graph:
             If the graph or the stream is closed.
         CUDAError
             If the stream is being captured, which goes on; or if the driver refuses.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete()
+        >>> builder.close()
+        >>> graph.upload(stream)
+        >>> graph.close()
         """
         cdef const char* function = NULL
         cdef cydriver.CUresult result = self._in_stream(stream, "uploaded", _upload, &function)
@@ -394,6 +425,18 @@ cdef class Graph:
             If the graph is closed, or the builder is closed or has not finished.
         CUDAError
             If the driver refuses; the text names what has changed. The graph is as it was.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete()
+        >>> builder.close()
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(1, stream=builder)
+        >>> graph.update(builder.end_building())  # the same nodes, with other values
+        >>> builder.close()
+        >>> graph.close()
         """
         cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         cdef cydriver.CUgraphExecUpdateResultInfo info

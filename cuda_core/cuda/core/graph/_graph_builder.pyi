@@ -29,10 +29,12 @@ class GraphBuilder(GraphSource):
 
     Examples
     --------
-    >>> builder = device.create_graph_builder().begin_building()  # doctest: +SKIP
+    >>> builder = device.create_graph_builder().begin_building()
     >>> buffer.fill(0, stream=builder)
     >>> graph = builder.end_building().complete()
+    >>> builder.close()
     >>> graph.launch(stream)
+    >>> graph.close()
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -91,6 +93,13 @@ class GraphBuilder(GraphSource):
             If the builder is closed, builds, or has built.
         CUDAError
             If the stream cannot be captured, or the driver refuses. The builder can then begin again.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> builder.is_building
+        True
+        >>> builder.end_building().close()
         """
 
     def end_building(self) -> GraphBuilder:
@@ -107,6 +116,14 @@ class GraphBuilder(GraphSource):
             If the builder is closed, does not build, came from :meth:`split`, or some that did are not joined.
         CUDAError
             If the capture is broken, or the driver refuses. A capture that is over gives no graph; close the builder.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> builder.end_building().is_building
+        False
+        >>> builder.close()
         """
 
     def callback(self, fn: Callable[[], object], *, user_data: int | BufferProtocol | None = None) -> None:
@@ -138,7 +155,9 @@ class GraphBuilder(GraphSource):
 
         Examples
         --------
-        >>> builder.callback(lambda: print("half way"))  # doctest: +SKIP
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> builder.callback(lambda: None)  # called by every launch, between the nodes before and behind
+        >>> builder.end_building().close()
         """
 
     def split(self, count: int) -> tuple[GraphBuilder, ...]:
@@ -162,6 +181,14 @@ class GraphBuilder(GraphSource):
             If the builder is closed or does not build.
         CUDAError
             If the driver refuses. The capture is as it was.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> left, right = builder.split(2)
+        >>> buffer.fill(0, stream=right)
+        >>> builder = GraphBuilder.join(left, right)
+        >>> builder.end_building().close()
         """
 
     @staticmethod
@@ -188,6 +215,12 @@ class GraphBuilder(GraphSource):
             If one of them is closed or does not build.
         CUDAError
             If the driver refuses. No builder is closed then, and the same call can be made again.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> left, right = builder.split(2)
+        >>> GraphBuilder.join(left, right).end_building().close()
         """
 
     def complete(self, options: GraphCompleteOptions | dict[str, Any] | None = None) -> Graph:
@@ -211,6 +244,14 @@ class GraphBuilder(GraphSource):
             If the builder is closed, or has not finished building.
         CUDAError
             If the driver refuses.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete({"auto_free_on_launch": True})
+        >>> builder.close()
+        >>> graph.close()
         """
 
     def debug_dot_print(self, path: str | os.PathLike[str], options: GraphDebugPrintOptions | dict[str, Any] | None = None) -> None:
@@ -231,6 +272,10 @@ class GraphBuilder(GraphSource):
             If the builder is closed, or has not finished building.
         CUDAError
             If the driver refuses, because it cannot write the file for instance.
+
+        Examples
+        --------
+        >>> builder.debug_dot_print("graph.dot")  # doctest: +SKIP
         """
 
     def close(self) -> None:
@@ -243,6 +288,13 @@ class GraphBuilder(GraphSource):
         ------
         CUDAError
             If the driver refuses. The builder stays open then and can be closed again.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder()
+        >>> builder.close()
+        >>> builder.is_closed
+        True
         """
 
     def __repr__(self) -> str:

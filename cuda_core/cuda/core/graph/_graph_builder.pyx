@@ -59,10 +59,12 @@ cdef class GraphBuilder(GraphSource):
 
     Examples
     --------
-    >>> builder = device.create_graph_builder().begin_building()  # doctest: +SKIP
+    >>> builder = device.create_graph_builder().begin_building()
     >>> buffer.fill(0, stream=builder)
     >>> graph = builder.end_building().complete()
+    >>> builder.close()
     >>> graph.launch(stream)
+    >>> graph.close()
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -151,6 +153,13 @@ cdef class GraphBuilder(GraphSource):
             If the builder is closed, builds, or has built.
         CUDAError
             If the stream cannot be captured, or the driver refuses. The builder can then begin again.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> builder.is_building
+        True
+        >>> builder.end_building().close()
         """
         self._ensure_open()
         if self._root is not None or self._stage == Stage.BUILDING:
@@ -190,6 +199,14 @@ cdef class GraphBuilder(GraphSource):
             If the builder is closed, does not build, came from :meth:`split`, or some that did are not joined.
         CUDAError
             If the capture is broken, or the driver refuses. A capture that is over gives no graph; close the builder.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> builder.end_building().is_building
+        False
+        >>> builder.close()
         """
         self._ensure_open()
         if self._root is not None:
@@ -247,7 +264,9 @@ cdef class GraphBuilder(GraphSource):
 
         Examples
         --------
-        >>> builder.callback(lambda: print("half way"))  # doctest: +SKIP
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> builder.callback(lambda: None)  # called by every launch, between the nodes before and behind
+        >>> builder.end_building().close()
         """
         cdef HostCall call
         self._ensure_open()
@@ -279,6 +298,14 @@ cdef class GraphBuilder(GraphSource):
             If the builder is closed or does not build.
         CUDAError
             If the driver refuses. The capture is as it was.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> left, right = builder.split(2)
+        >>> buffer.fill(0, stream=right)
+        >>> builder = GraphBuilder.join(left, right)
+        >>> builder.end_building().close()
         """
         cdef GraphBuilder fork
         if isinstance(count, bool):
@@ -357,6 +384,12 @@ cdef class GraphBuilder(GraphSource):
             If one of them is closed or does not build.
         CUDAError
             If the driver refuses. No builder is closed then, and the same call can be made again.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> left, right = builder.split(2)
+        >>> GraphBuilder.join(left, right).end_building().close()
         """
         cdef GraphBuilder builder, target
         for builder in _checked_for_join(graph_builders):
@@ -402,6 +435,14 @@ cdef class GraphBuilder(GraphSource):
             If the builder is closed, or has not finished building.
         CUDAError
             If the driver refuses.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder().begin_building()
+        >>> buffer.fill(0, stream=builder)
+        >>> graph = builder.end_building().complete({"auto_free_on_launch": True})
+        >>> builder.close()
+        >>> graph.close()
         """
         cdef unsigned long long flags = 0
         cdef StreamHandle* upload = NULL
@@ -445,6 +486,10 @@ cdef class GraphBuilder(GraphSource):
             If the builder is closed, or has not finished building.
         CUDAError
             If the driver refuses, because it cannot write the file for instance.
+
+        Examples
+        --------
+        >>> builder.debug_dot_print("graph.dot")  # doctest: +SKIP
         """
         cdef bytes name = os.fsencode(path)
         cdef const char* where = name
@@ -480,6 +525,13 @@ cdef class GraphBuilder(GraphSource):
         ------
         CUDAError
             If the driver refuses. The builder stays open then and can be closed again.
+
+        Examples
+        --------
+        >>> builder = device.create_graph_builder()
+        >>> builder.close()
+        >>> builder.is_closed
+        True
         """
         if self._closed:
             return

@@ -82,6 +82,11 @@ class GraphDebugPrintOptions:
     ------
     TypeError
         If a value is not True or False.
+
+    Examples
+    --------
+    >>> GraphDebugPrintOptions(verbose=True).handles
+    False
     """
 
     verbose: bool = _flag("verbose")
