@@ -41,6 +41,7 @@ struct Pool {
     bool destroyed = false;     // by the program; it stays until the last allocation is gone
     bool imported = false;      // from another process, or from this one
     int times_opened = 0;       // and not given up, when it is
+    bool exported = false;      // once at least
     std::uint64_t identity = 0;             // in all processes that share it
     std::map<Address, Import> imports;      // pointers imported, when the pool is
     int descriptor = -1;        // of its memory, when it can be shared

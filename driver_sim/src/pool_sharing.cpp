@@ -75,6 +75,7 @@ DRIVER_CALL("cuMemPoolExportToShareableHandle", cuMemPoolExportToShareableHandle
     if (descriptor < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     std::memcpy(handle_out, &descriptor, sizeof descriptor);
+    p->exported = true;
     return CUDA_SUCCESS;
 }
 
@@ -145,7 +146,7 @@ DRIVER_CALL("cuMemPoolExportPointer", cuMemPoolExportPointer, 11020,
         return bad;
     Place place = place_of(ptr);
     if (!shareData_out || place.kind != PlaceKind::Pool || place.freed || place.base != ptr ||
-        place.pool->descriptor < 0 || place.pool->imported)
+        place.pool->descriptor < 0 || place.pool->imported || !place.pool->exported)
         return CUDA_ERROR_INVALID_VALUE;
     PointerTicket ticket{};
     std::memcpy(ticket.mark, mark, sizeof mark);

@@ -24,7 +24,7 @@ from cuda.core._memory import _counters, _ipc
 from cuda.core._memory._ipc import IPCAllocationHandle, IPCBufferDescriptor
 from cuda.core._memory._queue import drain
 from shared_pools import KINDS, SIZE, RawShare, descriptors, make, open_number, opened
-from support import check, child_output, race, read, write
+from support import check, child_output, in_context, race, read, write
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -172,6 +172,7 @@ def test_a_descriptor_of_something_else_is_refused_and_stays_open(kind, tmp_path
         open_number(kind, number)
 
 
+@pytest.mark.two_devices
 def test_a_pool_of_another_device_or_kind_is_refused(device):
     there, pinned = RawShare(device=1), make("pinned")
     with pytest.raises(ValueError, match="none of device 0"):
@@ -530,23 +531,47 @@ def test_in_the_child_of_a_fork_everything_is_lost_and_nothing_is_closed():
     assert child_output(IN_A_FORK) == "whole\n"
 
 
-@pytest.mark.provokes_refusals
 def test_one_of_two_openings_ends_while_the_other_has_buffers(shared, stream):
     """The driver gives one handle for both, and refuses to give up either while something is imported."""
     buffer = shared.allocate(SIZE, stream=stream)
-    first, second = opened(shared), opened(shared)
-    seen = Buffer.from_ipc_descriptor(second, buffer.ipc_descriptor, stream=stream)
     pools = _counters.live()["pools"]
+    first, second = opened(shared), opened(shared)
+    assert int(first.handle) == int(second.handle)
+    assert _counters.live()["pools"] == pools + 1
+    seen = Buffer.from_ipc_descriptor(second, buffer.ipc_descriptor, stream=stream)
     first.close()
     assert first.is_closed
-    assert _counters.live()["pools"] == pools  # kept for another try
     write(seen.handle, b"still mapped")
     assert read(buffer.handle, 12) == b"still mapped"
-    seen.close()
-    stream.sync()
+    third = opened(shared)
     second.close()
+    seen.close()
+    assert not third.is_closed
+    third.close()
+    stream.sync()
     assert drain(20)
-    assert _counters.live()["pools"] == pools - 2
+    assert _counters.live()["pools"] == pools
+    buffer.close()
+
+
+def test_opening_and_closing_one_pool_in_threads(shared, stream):
+    """An opening may find the pool that another thread is just giving up."""
+    buffer = shared.allocate(SIZE, stream=stream)
+    write(buffer.handle, b"as it was")
+    descriptor, pools = buffer.ipc_descriptor, _counters.live()["pools"]
+
+    def open_look_and_close():
+        for _ in range(20):
+            there = opened(shared)
+            seen = Buffer.from_ipc_descriptor(there, descriptor, stream=stream)
+            assert read(seen.handle, 9) == b"as it was"
+            seen.close()
+            there.close()
+
+    assert race(*[in_context(open_look_and_close)] * 4) == [None] * 4
+    stream.sync()
+    assert drain(20)
+    assert _counters.live()["pools"] == pools
     buffer.close()
 
 

@@ -179,7 +179,7 @@ def fields(world):
                 world.buffer.ipc_descriptor,
                 world.event.ipc_descriptor,
                 world.files[0],
-                Device(1),
+                Device.get_all_devices()[-1],
             ]
         ),
     )

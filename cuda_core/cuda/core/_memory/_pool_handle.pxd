@@ -9,9 +9,10 @@ cdef struct PoolHandle:
     long count
     cydriver.CUmemoryPool pool   # NULL once it is destroyed
     uint16_t generation          # of forks, when it was made
-    bint imported
+    long opened                  # how often the driver has given it, for a pool that was imported; else 0
     PendingFrees frees           # that may not have run yet
     PoolHandle* next             # among those that could not be destroyed
+    PoolHandle* next_opened      # among those that were imported
 
 cdef class PoolReference(Keeper):
     cdef PoolHandle* handle

@@ -33,8 +33,11 @@ from cuda.core._errors import CUDAWarning
 
 cdef extern from *:
     long __atomic_add_fetch(long*, long, int) noexcept nogil
+    long __atomic_load_n(long*, int) noexcept nogil
+    bint __atomic_compare_exchange_n(long*, long*, long, bint, int, int) noexcept nogil
     enum:
         __ATOMIC_ACQ_REL
+        __ATOMIC_ACQUIRE
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
@@ -45,6 +48,7 @@ cdef atomic[long] _live
 # up. The mutex guards the list only; no call is made under it.
 cdef pthread_mutex_t _mutex
 cdef PoolHandle* _left = NULL
+cdef PoolHandle* _opened = NULL  # the handles of imported pools
 cdef uint16_t _left_generation = fork_generation()
 cdef int _last_refusal = 0
 
@@ -56,7 +60,8 @@ cpdef long live_pools() noexcept:
     return _live.load()
 
 
-cdef cydriver.CUresult _destroy(cydriver.CUmemoryPool pool, const char** function) noexcept nogil:
+cdef cydriver.CUresult _destroy(PoolHandle* handle, const char** function) noexcept nogil:
+    """Destroy a pool, or give one up that was imported, as often as the driver has given it."""
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUresult result
     function[0] = b"cuThreadExchangeStreamCaptureMode"
@@ -64,7 +69,10 @@ cdef cydriver.CUresult _destroy(cydriver.CUmemoryPool pool, const char** functio
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     function[0] = b"cuMemPoolDestroy"
-    result = cydriver.cuMemPoolDestroy(pool)
+    result = cydriver.cuMemPoolDestroy(handle.pool)
+    while result == cydriver.CUresult.CUDA_SUCCESS and handle.opened > 1:
+        handle.opened -= 1
+        result = cydriver.cuMemPoolDestroy(handle.pool)
     cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     return result
 
@@ -95,15 +103,80 @@ cdef bint _is_idle(PoolHandle* handle, bint* blocked) noexcept nogil:
     """
     if not frees_have_run(&handle.frees, blocked):
         return False
-    return handle.imported or all_is_known(&handle.frees) or _is_empty(handle.pool)
+    return handle.opened or all_is_known(&handle.frees) or _is_empty(handle.pool)
 
 
 cdef bint _is_used_elsewhere(PoolHandle* handle, cydriver.CUresult result) noexcept nogil:
-    """Whether an imported pool was refused to be given up since it was imported twice, and the other has buffers.
+    """Whether an imported pool was refused to be given up since it was imported once more, and that has buffers."""
+    return handle.opened and result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE
 
-    The driver gives one handle for both, which it counts.
+
+cdef PoolHandle* _share_opened(PoolHandle* fresh) noexcept nogil:
+    """Return the handle to use for a pool that was just imported: the one that is there for it already, if any.
+
+    The driver gives one pool however often it is imported, and counts. It has to be given up as often, and all at the
+    end: what is pending in it is known to one handle then.
     """
-    return handle.imported and result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE
+    cdef PoolHandle* one
+    cdef long count
+    pthread_mutex_lock(&_mutex)
+    one = _opened
+    while one != NULL:
+        if one.pool == fresh.pool and one.generation == fresh.generation:
+            count = __atomic_load_n(&one.count, __ATOMIC_ACQUIRE)
+            while count > 0 and not __atomic_compare_exchange_n(
+                &one.count, &count, count + 1, False, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE
+            ):
+                pass
+            if count > 0:
+                one.opened += 1
+                break
+        one = one.next_opened
+    if one == NULL:
+        _link_opened(fresh)
+    pthread_mutex_unlock(&_mutex)
+    return one if one != NULL else fresh
+
+
+cdef void _link_opened(PoolHandle* fresh) noexcept nogil:
+    """Let imports find a handle. The mutex is held."""
+    global _opened
+    fresh.next_opened = _opened
+    _opened = fresh
+
+
+cdef void _unlink(PoolHandle* handle) noexcept nogil:
+    """Take a handle off the list, if it is there. The mutex is held."""
+    cdef PoolHandle** link = &_opened
+    while link[0] != NULL and link[0] != handle:
+        link = &link[0].next_opened
+    if link[0] == handle:
+        link[0] = handle.next_opened
+
+
+cdef void _unlink_opened(PoolHandle* handle) noexcept nogil:
+    """Before a handle is freed."""
+    if handle.opened:
+        pthread_mutex_lock(&_mutex)
+        _unlink(handle)
+        pthread_mutex_unlock(&_mutex)
+
+
+cdef bint _leave_opened(PoolHandle* handle) noexcept nogil:
+    """Let no import find a handle that is about to end. False if one has found it."""
+    cdef bint alone
+    pthread_mutex_lock(&_mutex)
+    alone = __atomic_load_n(&handle.count, __ATOMIC_ACQUIRE) == 1
+    if alone:
+        _unlink(handle)
+    pthread_mutex_unlock(&_mutex)
+    return alone
+
+
+cdef void _link_again(PoolHandle* handle) noexcept nogil:
+    pthread_mutex_lock(&_mutex)
+    _link_opened(handle)
+    pthread_mutex_unlock(&_mutex)
 
 
 cdef int _report_left(void* unused) noexcept:
@@ -145,11 +218,12 @@ cdef void _end(PoolHandle* handle, bint told) noexcept nogil:
             ):
                 _keep(handle)
             return
-        result = _destroy(handle.pool, &function)
+        result = _destroy(handle, &function)
     if result == cydriver.CUresult.CUDA_SUCCESS or is_hopeless(result):
         if handle.pool != NULL:
             _live.fetch_sub(1)
         forget_frees(&handle.frees)
+        _unlink_opened(handle)
         free(handle)
         return
     _keep(handle)
@@ -168,7 +242,7 @@ cdef Readiness _may_be_destroyed(void* handle) noexcept nogil:
 
 
 cdef bint _destroy_later(void* handle, Failure* failure) noexcept nogil:
-    cdef bint imported = (<PoolHandle*>handle).imported
+    cdef bint imported = (<PoolHandle*>handle).opened > 0
     _end(<PoolHandle*>handle, False)
     if imported:
         _try_left()  # another import of the same pool may have waited for this one
@@ -207,7 +281,7 @@ cdef void release_pool(PoolHandle* handle) noexcept nogil:
     cdef bint imported
     if handle == NULL or __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) != 0:
         return
-    imported = handle.imported
+    imported = handle.opened > 0
     _try_left()
     _end(handle, False)
     if imported:
@@ -283,7 +357,7 @@ cdef PoolReference _new_pool(cydriver.CUmemPoolProps* properties, int descriptor
     if handle == NULL:
         raise MemoryError("no memory for a pool handle")
     handle.count = 1
-    handle.imported = properties == NULL
+    handle.opened = 1 if properties == NULL else 0
     handle.generation = fork_generation()
     self.handle = handle
     ensure_driver()
@@ -306,6 +380,12 @@ cdef PoolReference _new_pool(cydriver.CUmemPoolProps* properties, int descriptor
     if result != cydriver.CUresult.CUDA_SUCCESS:
         handle.pool = NULL
     check(result, function)
+    if handle.opened:
+        with nogil:
+            self.handle = _share_opened(handle)
+        if self.handle != handle:
+            free(handle)
+            return self
     _live.fetch_add(1)
     return self
 
@@ -324,13 +404,17 @@ cdef int destroy_pool(PoolReference reference) except -1:
     if handle.pool == NULL:
         return 0
     if handle.generation == fork_generation():
+        if handle.opened and not _leave_opened(handle):
+            return 0  # it was imported once more meanwhile
         with nogil:
             _try_left()
-            result = _destroy(handle.pool, &function)
+            result = _destroy(handle, &function)
+            if handle.opened and result != cydriver.CUresult.CUDA_SUCCESS:
+                _link_again(handle)
         if _is_used_elsewhere(handle, result):
             return 0  # what ends the reference keeps it for another try
         check(result, function)
-        if handle.imported:
+        if handle.opened:
             with nogil:
                 _try_left()
     handle.pool = NULL

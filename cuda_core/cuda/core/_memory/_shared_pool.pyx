@@ -377,6 +377,8 @@ cdef class _SharedPool(_MemPool):
             return _ipc.IPCBufferDescriptor._init(bytes(sizeof(data)), 0)
         if self._mapped or buffer.owner is not self._reference and self._reference is not None:
             raise RuntimeError(f"the memory is not of the pool that this resource shares ({buffer.describe()})")
+        if self._handle is None:
+            self.allocation_handle  # a driver names no pointer of a pool that was never exported (seen on an H200)
         export_pointer(buffer.pointer, &data)
         return describe_buffer(&data, buffer.size)
 
