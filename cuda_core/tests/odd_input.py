@@ -72,6 +72,17 @@ WRONG_OPTIONS = [
     ("reserve_size", True, TypeError),
     ("reserve_size", None, TypeError),
     ("reserve_size", 2**63, OverflowError),
+    ("growth", "fast", ValueError),
+    ("growth", 2, TypeError),
+    ("growth", None, TypeError),
+    ("numa_id", 0, ValueError),  # of another location than "host_numa"
+    ("numa_id", -1, ValueError),
+    ("numa_id", 2**31, ValueError),
+    ("numa_id", "0", TypeError),
+    ("numa_id", 0.0, TypeError),
+    ("numa_id", False, TypeError),
+    ("wait_on_close", None, TypeError),
+    ("wait_on_close", 1, TypeError),
 ]
 
 

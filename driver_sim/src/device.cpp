@@ -214,6 +214,8 @@ DRIVER_CALL("cuDeviceGetAttribute", cuDeviceGetAttribute, 2000, (int *pi, CUdevi
             *pi = known.value;
     if (!driver().has_pools && is_about_pools(attrib))
         *pi = 0;
+    if (!driver().has_rdma_for_virtual_memory && attrib == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)
+        *pi = 0;
     return CUDA_SUCCESS;
 }
 

@@ -219,6 +219,7 @@ struct Driver {
     std::map<Address, Allocation> allocations;
     std::unordered_set<Address> freed_in_order;  // plain memory given to cuMemFreeAsync, see there
     bool has_pools = true;                       // as devices without them say otherwise
+    bool has_rdma_for_virtual_memory = true;     // likewise
     bool keeps_old_rights = false;               // a new pool has the rights of the one destroyed last, as seen in the field
     Rights old_rights;
     std::unordered_set<Pool *> pools;            // whose handles are good

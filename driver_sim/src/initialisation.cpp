@@ -153,6 +153,7 @@ bool open_driver(Driver &d) {
     if (!read_count("CUDA_DRIVER_SIM_DEVICES", count) || !read_bytes("CUDA_DRIVER_SIM_MEMORY", memory) ||
         !read_bytes("CUDA_DRIVER_SIM_HOST_MEMORY", host_memory) ||
         !read_switch("CUDA_DRIVER_SIM_POOLS", d.has_pools) ||
+        !read_switch("CUDA_DRIVER_SIM_VIRTUAL_MEMORY_RDMA", d.has_rdma_for_virtual_memory) ||
         !read_switch("CUDA_DRIVER_SIM_OLD_RIGHTS", d.keeps_old_rights) || !check_version())
         return false;
     if (!chunk_store().open()) {

@@ -70,6 +70,13 @@ class VirtualMemoryGranularityType(_StringEnum):
     RECOMMENDED = "recommended"  #: the one that works best
 
 
+class VirtualMemoryGrowthType(_StringEnum):
+    """How much physical memory a grow adds."""
+
+    EXACT = "exact"  #: what was asked for
+    GEOMETRIC = "geometric"  #: at least half of what is mapped, so that n grows make O(log n) chunks
+
+
 class VirtualMemoryAccessType(_StringEnum):
     """What a place may do with the memory."""
 

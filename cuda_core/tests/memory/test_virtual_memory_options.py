@@ -31,8 +31,14 @@ FIELDS = (
     "self_access",
     "peer_access",
     "reserve_size",
+    "growth",
+    "numa_id",
+    "wait_on_close",
 )
-DEFAULTS = ("pinned", "device", "posix_fd", "recommended", False, 0, None, (), "rw", "rw", 0)
+DEFAULTS = (
+    *("pinned", "device", "posix_fd", "recommended", False, 0, None, (), "rw", "rw", 0),
+    *("exact", None, True),
+)
 
 
 def test_names_order_and_defaults():
@@ -42,7 +48,10 @@ def test_names_order_and_defaults():
 
 
 def test_by_position_they_read_as_given():
-    given = ("pinned", "device", None, "minimum", False, GRANULE, 4 * GRANULE, (1,), "r", "r", 3 * GRANULE)
+    given = (
+        *("pinned", "host_numa", None, "minimum", False, GRANULE, 4 * GRANULE, (1,), "r", "r", 3 * GRANULE),
+        *("geometric", 0, False),
+    )
     options = VirtualMemoryResourceOptions(*given)
     assert tuple(getattr(options, field) for field in FIELDS) == given
 
@@ -75,6 +84,10 @@ def test_equal_values_are_equal_options():
         ("peer_access", None),
         ("reserve_size", 0),
         ("reserve_size", 2**62),
+        ("growth", "exact"),
+        ("growth", "geometric"),
+        ("numa_id", None),
+        ("wait_on_close", False),
     ],
 )
 def test_good_values_are_accepted_given_and_assigned(option, value):

@@ -61,10 +61,12 @@ def test_a_grow_beyond_the_device_leaves_the_buffer_as_it_was(device, driver_wat
 def test_more_addresses_than_there_are(device, driver_watch):
     live = driver_watch.live()
     resource = VirtualMemoryResource(device, {"reserve_size": 2**62})
-    with pytest.raises(CUDAError, match="cuMemAddressReserve"):
+    with pytest.raises(ValueError, match="reserve_size"):
         resource.allocate(GRANULE)
-    assert driver_watch.live() == live
     resource.config.reserve_size = 0
+    with pytest.raises(CUDAError, match=f"cuMemAddressReserve.*{2**62} bytes of addresses"):
+        resource.allocate(2**62)
+    assert driver_watch.live() == live
     resource.allocate(GRANULE).close()
 
 

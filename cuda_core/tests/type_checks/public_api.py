@@ -78,6 +78,7 @@ from cuda.core.typing import (
     VirtualMemoryAccessType,
     VirtualMemoryAllocationType,
     VirtualMemoryGranularityType,
+    VirtualMemoryGrowthType,
     VirtualMemoryHandleType,
     VirtualMemoryLocationType,
 )
@@ -787,7 +788,13 @@ def virtual_memory(device: Device, stream: Stream) -> None:
         self_access=VirtualMemoryAccessType.READ,
         peer_access=None,
         reserve_size=1 << 30,
+        growth=VirtualMemoryGrowthType.GEOMETRIC,
+        numa_id=None,
+        wait_on_close=False,
     )
+    assert_type(options.growth, VirtualMemoryGrowthType)
+    assert_type(options.numa_id, int | None)
+    assert_type(options.wait_on_close, bool)
     assert_type(options.allocation_type, VirtualMemoryAllocationType)
     assert_type(options.location_type, VirtualMemoryLocationType)
     assert_type(options.handle_type, VirtualMemoryHandleType | None)
@@ -808,8 +815,18 @@ def virtual_memory(device: Device, stream: Stream) -> None:
     assert_type(resource.allocate(1 << 21, stream=stream), Buffer)
     assert_type(resource.modify_allocation(buffer, 1 << 22), Buffer)
     assert_type(resource.modify_allocation(buffer, 1 << 22, config=options), Buffer)
+    assert_type(resource.allocate(1 << 21, reserve_size=1 << 30), Buffer)
+    assert_type(resource.modify_allocation(buffer, 1 << 22, keep_old=True), Buffer)
+    assert_type(resource.shrink(buffer, 1 << 21, split=True), Buffer)
+    assert_type(resource.trim(buffer, split=True), int)
+    resource.set_access(buffer, device, "r")
+    resource.set_access(buffer, 1, VirtualMemoryAccessType.READ)
+    resource.set_access(buffer, 1, None)
+    assert_type(resource.get_access(buffer, 1), VirtualMemoryAccessType | None)
+    assert_type(resource.wait_on_close, bool)
     resource.deallocate(buffer.handle, buffer.size)
     values: list[str] = [
+        VirtualMemoryGrowthType.EXACT,
         VirtualMemoryAccessType.READ_WRITE,
         VirtualMemoryAllocationType.MANAGED,
         VirtualMemoryGranularityType.RECOMMENDED,

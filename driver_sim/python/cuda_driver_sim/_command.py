@@ -42,6 +42,7 @@ CUDA_DRIVER_SIM_DEVICES      number of devices (2)
 CUDA_DRIVER_SIM_MEMORY       memory of each device, in bytes or like 4GiB, 500MB (8GiB)
 CUDA_DRIVER_SIM_HOST_MEMORY  host memory that can be pinned, likewise (8GiB)
 CUDA_DRIVER_SIM_POOLS        0: devices without memory pools (1)
+CUDA_DRIVER_SIM_VIRTUAL_MEMORY_RDMA  0: network cards cannot reach virtual memory (1)
 CUDA_DRIVER_SIM_OLD_RIGHTS   1: a new pool has the peers of the one destroyed last (0)
 """
 

@@ -187,7 +187,7 @@ class Buffer(Record):
         (True, <TransferredTo.MOVED: 3>)
         """
 
-    def close(self, stream: Stream | GraphBuilder | None = None, *, wait: bool = True) -> CloseResult:
+    def close(self, stream: Stream | GraphBuilder | None = None, *, wait: bool | None = None) -> CloseResult:
         """Return the memory, or end the borrow. Closing twice is harmless.
 
         Parameters
@@ -195,7 +195,8 @@ class Buffer(Record):
         stream : Stream, optional
             The stream that orders this release. By default the recorded one.
         wait : bool, optional
-            False: where work in flight would have to be waited for, queue the release behind it and return.
+            False: where work in flight would have to be waited for, queue the release behind it and return. True: wait.
+            By default True, or what the resource says by an option ``wait_on_close``.
 
         Returns
         -------

@@ -362,7 +362,7 @@ cdef class Buffer(Record):
             raise TypeError("mr must be a MemoryResource, got None")
         return _take(self, mr, "moved")
 
-    def close(self, stream: Stream | GraphBuilder | None = None, *, wait: bool = True) -> CloseResult:
+    def close(self, stream: Stream | GraphBuilder | None = None, *, wait: bool | None = None) -> CloseResult:
         """Return the memory, or end the borrow. Closing twice is harmless.
 
         Parameters
@@ -370,7 +370,8 @@ cdef class Buffer(Record):
         stream : Stream, optional
             The stream that orders this release. By default the recorded one.
         wait : bool, optional
-            False: where work in flight would have to be waited for, queue the release behind it and return.
+            False: where work in flight would have to be waited for, queue the release behind it and return. True: wait.
+            By default True, or what the resource says by an option ``wait_on_close``.
 
         Returns
         -------
@@ -401,13 +402,12 @@ cdef class Buffer(Record):
         <CloseResult.NOTHING: 4>
         """
         cdef StreamHandle* order = NULL
-        if not wait:
-            wait_for_room()
+        cdef int waiting = _how_to_wait(self, wait)
         if stream is None:
-            return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, NULL, WAIT if wait else QUEUE_IF_BUSY)]
+            return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, NULL, waiting)]
         order = _order_of_close(self, Stream_accept(stream))
         try:
-            return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, order, WAIT if wait else QUEUE_IF_BUSY)]
+            return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, order, waiting)]
         finally:
             release_stream(order)
 
@@ -425,10 +425,10 @@ cdef class Buffer(Record):
         cdef bint cannot_know = self.deleter == ask_python or self.deleter == ask_function
         cdef int event = EVENT_BEGIN_AUTOMATIC_RELEASE if cannot_know else EVENT_BEGIN_RELEASE
         if exc_val is None:
-            close_record(self, event, NULL, WAIT)
+            close_record(self, event, NULL, _how_to_wait(self, None))
             return
         try:
-            close_record(self, event, NULL, WAIT)
+            close_record(self, event, NULL, _how_to_wait(self, None))
         except Exception as error:
             _add_note(exc_val, f"leaving the block could not return {self.describe()}: {error}")
 
@@ -1003,6 +1003,16 @@ cdef class Buffer(Record):
         """bool: whether the memory is another process's, imported here."""
         self.ensure_usable()
         return isinstance(_parent(self).owner, Keeper) and (<Keeper>_parent(self).owner).imported is not None
+
+
+cdef int _how_to_wait(Buffer self, object wait) except -1:
+    """Return what a close does about work in flight. Only resources of virtual memory have a choice of their own."""
+    if wait is None:
+        wait = self.range is None or getattr(self.resource, "wait_on_close", True)
+    if wait:
+        return WAIT
+    wait_for_room()
+    return QUEUE_IF_BUSY
 
 
 cdef Record _parent(Record record):

@@ -7,19 +7,36 @@ what was held passes to the loans, and the last one to end answers for the free.
 
 cimport cython
 
-from cuda.core._memory._allocation cimport CLOSE_DONE, NEVER_WAIT, Record
+from cuda.core._memory._allocation cimport (
+    CLOSE_DONE,
+    CLOSE_LENT,
+    CLOSE_NOTHING,
+    NEVER_WAIT,
+    QUEUE_IF_BUSY,
+    WAIT,
+    Record,
+)
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EVENT_END_LOAN,
     EVENT_LEND,
     LOANS_MASK,
+    TAKER_GROWN,
     VERDICT_GO,
     VERDICT_LAST_LOAN,
 )
-from cuda.core._memory._release cimport finish_loans, must_queue, release, report
+from cuda.core._memory._release cimport (
+    ensure_not_capturing,
+    finish_loans,
+    must_queue,
+    release,
+    report,
+    wait_for_order,
+)
 from cuda.core._memory._virtual_parts cimport Failure, Parts, move_parts, parts_are_empty, return_parts
+from cuda.core._memory._virtual_queue cimport queue_parts
 from cuda.core._memory._virtual_range cimport VirtualRange
-from cuda.core._stream_handle cimport StreamHandle
+from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
 
 
 cdef int lend(Record record, str what) except -1:
@@ -64,9 +81,51 @@ cdef Loan _end(Record record, bint may_raise):
 cdef int close_record(Record record, int event, StreamHandle* order, int waiting) except -1:
     cdef object lender = record.owner
     cdef int outcome = release(record, event, order, waiting)
-    if outcome == CLOSE_DONE and type(lender) is Loan:
+    if type(lender) is not Loan:
+        return outcome
+    if outcome == CLOSE_DONE:
         (<Loan>lender).end_or_raise(True)
+    elif outcome == CLOSE_NOTHING and record.taker() == TAKER_GROWN:
+        return _close_kept(record, lender, order, waiting)
     return outcome
+
+
+cdef int _close_kept(Record record, Loan loan, StreamHandle* order, int waiting) except -1:
+    """Close a buffer whose memory has moved and which was told to keep the old addresses.
+
+    They are a loan on the memory, and go back after the stream like any release: here, so that the next close of the
+    grown buffer need not wait for them.
+    """
+    cdef Record holder = loan.record
+    cdef VirtualRange range_
+    cdef StreamHandle* stream
+    cdef Parts left
+    if holder is None or not loan.open.load():
+        return CLOSE_NOTHING
+    range_ = holder.range
+    with cython.critical_section(range_):
+        stream = retain_stream(order if order != NULL else range_.left_order)
+    try:
+        if waiting == WAIT:
+            wait_for_order(stream)
+        elif waiting == QUEUE_IF_BUSY:
+            ensure_not_capturing(stream)
+        loan.end_or_raise(True)
+        record.owner = None
+        if parts_are_empty(&range_.retired):
+            return CLOSE_DONE
+        with cython.critical_section(range_):
+            if range_.word.load() & (CLAIM_MASK | LOANS_MASK):
+                return CLOSE_LENT  # others look at the memory, or whoever has the claim returns them
+            move_parts(&range_.retired, &left)
+        try:
+            return queue_parts(&left, record, stream, False, False)
+        except BaseException:
+            with cython.critical_section(range_):
+                move_parts(&left, &range_.late)
+            raise
+    finally:
+        release_stream(stream)
 
 
 cdef int _return_left_addresses(Record record) except -1:

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growing a buffer: in its reservation, in addresses that the driver grants, or by moving."""
 
+from cuda.bindings cimport cydriver
+
 from cuda.core._driver cimport error_for
+from cuda.core._memory._address_space cimport ensure_addresses_left
 from cuda.core._memory._arguments cimport round_up, size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._indexed_resource cimport Holding
+from cuda.core._memory._loans cimport Loan
+from cuda.core._memory._ownership cimport EVENT_LEND, VERDICT_GO
+from cuda.core._memory._queue cimport wait_for_room
 from cuda.core._memory._release cimport ensure_not_capturing
-from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase, worth_another_try
+from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase, grow_error, worth_another_try
 from cuda.core._memory._virtual_memory_request cimport check_fit, prepare_request
 from cuda.core._memory._virtual_parts cimport ChunkRequest, CUdeviceptr, Failure
 from cuda.core._memory._virtual_range cimport GROW_ELSEWHERE, GROW_FAILED, GROWN, VirtualRange
@@ -21,21 +27,93 @@ from cuda.core._memory._virtual_succession cimport (
 from cuda.core._stream_handle cimport retain_stream
 
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
+from cuda.core.typing import VirtualMemoryGrowthType
 
 
-cdef Buffer grow(VirtualMemoryBase resource, object buf, object new_size, object config):
-    """What :meth:`VirtualMemoryResource.modify_allocation` does."""
-    cdef Buffer old, new
-    cdef Holding entry
+cdef class _Growth:
+    """One grow under way: what is wanted, of which range, and what the driver answered last."""
+
+    cdef Buffer old
     cdef VirtualRange range_
+    cdef object options
     cdef ChunkRequest request
     cdef Failure failure
-    cdef size_t wanted, rounded, granularity = 0, target, alignment, more
-    cdef int outcome = GROW_ELSEWHERE
+    cdef size_t granularity
+    cdef size_t asked_for       # bytes of addresses
+    cdef bint moved
+
+    cdef size_t worthwhile(self, size_t needed):
+        """Return how much to map where ``needed`` more bytes are asked for."""
+        cdef size_t mapped = self.range_.mapped, room = self.range_.capacity - mapped
+        cdef size_t more
+        if self.options.growth != VirtualMemoryGrowthType.GEOMETRIC:
+            return needed
+        more = max(needed, round_up(mapped // 2, self.granularity, "new_size"))
+        # What is only mapped ahead is not worth other addresses.
+        return min(more, room) if needed <= room else more
+
+    cdef int add(self, size_t size) except -1:
+        """Map so many bytes more, in the same addresses if that can be, else in others. GROWN or GROW_FAILED."""
+        cdef VirtualRange range_ = self.range_
+        cdef size_t end = range_.mapped + size
+        cdef size_t more = end - range_.capacity if end > range_.capacity else 0
+        cdef size_t reserved, alignment
+        cdef int outcome = GROW_ELSEWHERE
+        self.failure.function = NULL
+        self.request.size = size
+        self.asked_for = more
+        if range_.capacity:
+            with nogil:
+                outcome = range_.grow_in_place(more, self.granularity, &self.request, &self.failure)
+            if outcome != GROW_ELSEWHERE:
+                return outcome
+        # Retiring the old addresses would wait for the recorded stream. If that is being captured, say so now.
+        ensure_not_capturing(self.old.stream)
+        reserved = max(end, round_up(self.options.reserve_size, self.granularity, "reserve_size"))
+        if reserved > end:
+            ensure_addresses_left(reserved)
+        alignment = self.options.addr_align or self.granularity
+        self.asked_for = reserved
+        with nogil:
+            self.moved = range_.move(reserved, alignment, 0, &self.request, &self.failure)
+        return GROWN if self.moved else GROW_FAILED
+
+    cdef int run(self, size_t size, int device_count) except -1:
+        """Let the range have ``size`` usable bytes. Raises with the range as it was."""
+        cdef size_t needed, worthwhile
+        cdef bint done, again
+        if size <= self.range_.mapped:
+            return 0  # an earlier grow has mapped it ahead
+        self.failure.function = NULL
+        with nogil:
+            done = self.range_.learn_rights(device_count, &self.failure)
+        if not done:
+            raise error_for(self.failure.result, self.failure.function)
+        needed = size - self.range_.mapped
+        worthwhile = self.worthwhile(needed)
+        if worthwhile > needed:
+            if self.add(worthwhile) == GROWN:
+                return 0
+            if self.failure.result != cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                raise grow_error(self.failure, self.asked_for)
+        if self.add(needed) == GROWN:
+            return 0
+        with nogil:  # it waits for the queue
+            again = worth_another_try(&self.failure)
+        if again and self.add(needed) == GROWN:
+            return 0
+        raise grow_error(self.failure, self.asked_for)
+
+
+cdef Buffer grow(VirtualMemoryBase resource, object buf, object new_size, object config, bint keep_old):
+    """What :meth:`VirtualMemoryResource.modify_allocation` does."""
+    cdef Buffer old = buffer_argument(buf), new
+    cdef Holding entry
+    cdef Loan kept = None
+    cdef _Growth growth
+    cdef size_t wanted, rounded
     cdef CUdeviceptr base
-    cdef bint moved = False, done
     cdef int device_count = resource._facts[0] if resource._facts is not None else 0
-    old = buffer_argument(buf)
     options = resource._options()
     wanted = size_argument(new_size, "new_size")  # which may run code that closes the buffer, so this comes first
     if config is not None:
@@ -48,51 +126,36 @@ cdef Buffer grow(VirtualMemoryBase resource, object buf, object new_size, object
         check_fit(resource._ordinal, resource._facts, options)
     ensure_owned_here(resource, old, "grown")
     if wanted <= old.size:
-        return buf
+        return old
     resource._refresh()
+    growth = _Growth.__new__(_Growth)
+    growth.old, growth.range_, growth.options = old, old.range, options
     if config is None:
-        request, granularity = resource._request, resource._granularity
+        growth.request, growth.granularity = resource._request, resource._granularity
     else:
-        prepare_request(resource._ordinal, options, &request, &granularity)
-    rounded = round_up(wanted, granularity, "new_size")
-    alignment = options.addr_align or granularity
+        prepare_request(resource._ordinal, options, &growth.request, &growth.granularity)
+    rounded = round_up(wanted, growth.granularity, "new_size")
+    if not resource.wait_on_close:
+        wait_for_room()  # old addresses may go to the queue, which is bounded
     # The new buffer is made before anything happens: after the commit point nothing may fail.
     new = new_buffer(0, rounded, resource, resource._ordinal, retain_stream(old.stream))
     entry = resource.new_entry(new, old.pointer, rounded)
-    failure.function = NULL
-
+    if keep_old:
+        kept = Loan.__new__(Loan)
     claim(old, "grown")
-    range_ = old.range
-    base = range_.base
+    base = old.range.base
     try:
-        with nogil:
-            done = range_.learn_rights(device_count, &failure)
-        if not done:
-            raise error_for(failure.result, failure.function)
-        request.size = rounded - range_.mapped
-        more = rounded - range_.capacity if rounded > range_.capacity else 0
-        if range_.capacity:
-            with nogil:
-                outcome = range_.grow_in_place(more, granularity, &request, &failure)
-                if outcome == GROW_FAILED and worth_another_try(&failure):
-                    outcome = range_.grow_in_place(more, granularity, &request, &failure)
-        if outcome == GROW_ELSEWHERE:
-            # Retiring the old addresses would wait for the recorded stream. If that is being captured, say so now.
-            ensure_not_capturing(old.stream)
-            target = max(rounded, round_up(options.reserve_size, granularity, "reserve_size"))
-            with nogil:
-                moved = range_.move(target, alignment, 0, &request, &failure)
-                if not moved and worth_another_try(&failure):
-                    moved = range_.move(target, alignment, 0, &request, &failure)
-            outcome = GROWN if moved else GROW_FAILED
-        if outcome == GROW_FAILED:
-            raise error_for(failure.result, failure.function)
+        growth.run(rounded, device_count)
     except BaseException:  # also for KeyboardInterrupt: the word must not stay claimed
         unclaim(old)
         raise
 
     # Committed: from here on the new buffer owns everything, whatever else happens.
     succeed(resource, old, new, entry, base)
-    if moved:
-        retire(new)
+    if growth.moved:
+        if keep_old and new.apply(EVENT_LEND) == VERDICT_GO:
+            kept.record = new
+            kept.open.store(1)
+            old.owner = kept
+        retire(resource, new)
     return new

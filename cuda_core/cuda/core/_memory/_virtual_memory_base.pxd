@@ -17,9 +17,12 @@ cdef class VirtualMemoryBase(IndexedResource):
     cdef object _options(self)
     cdef int _refresh(self) except -1
     cdef int _retry_leftovers(self) except -1
-    cdef object _failed(self, VirtualRange range_, Failure failure)
+    cdef object _failed(self, VirtualRange range_, Failure failure, size_t reserved)
+    cdef int _ensure_place(self, ChunkRequest* request, size_t granularity) except -1
+    cdef size_t granularity_now(self) except 0
     cdef int _return_parts(self, VirtualRange range_, Record record, StreamHandle* order) except -1
     cdef int _queue_parts(self, Record record, StreamHandle* order, int waiting, bint refused) except -1
 
+cdef object grow_error(Failure failure, size_t reserved)
 cdef int return_range(Record record, StreamHandle* order, int waiting) except -1
 cdef bint worth_another_try(Failure* failure) noexcept nogil

@@ -17,6 +17,10 @@ class VirtualMemoryBase(IndexedResource):
         ...
 
     @property
+    def wait_on_close(self) -> bool:
+        """bool: whether closing a buffer waits for work in flight where the call does not say. An option."""
+
+    @property
     def device(self) -> Device | None:
         """Device or None: the device whose memory is allocated; None for memory of the host."""
 

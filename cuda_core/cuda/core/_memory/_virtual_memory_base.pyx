@@ -11,10 +11,11 @@ from cuda.core._memory._arguments cimport device_argument
 from cuda.core._memory._memory_resource cimport MemoryResource
 from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
 from cuda.core._memory._ownership cimport STATE_OWNED, fresh
-from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueue, keep_refused, new_job
+from cuda.core._memory._queue cimport drain_for_memory
 from cuda.core._memory._release cimport must_queue, report, wait_for_order
 from cuda.core._memory._virtual_memory_request cimport check_fit, facts_of, prepare_request
-from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure, Parts, del_parts, new_parts, return_parts
+from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure, Parts
+from cuda.core._memory._virtual_queue cimport queue_parts
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport StreamHandle
 
@@ -34,13 +35,12 @@ cdef bint worth_another_try(Failure* failure) noexcept nogil:
     return True
 
 
-cdef bint _give_back(void* data, Failure* failure) noexcept nogil:
-    return return_parts(<Parts*>data, failure)
-
-
-cdef bint _discard(void* data, Failure* failure) noexcept nogil:
-    del_parts(<Parts*>data)
-    return True
+cdef object grow_error(Failure failure, size_t reserved):
+    """Make the error of something that was refused; of addresses it says how many were asked for."""
+    error = error_for(failure.result, failure.function)
+    if error.function == "cuMemAddressReserve":
+        error.args = (f"{error.args[0]}; {reserved} bytes of addresses were asked for, see reserve_size",)
+    return error
 
 
 cdef int return_range(Record record, StreamHandle* order, int waiting) except -1:
@@ -118,10 +118,48 @@ cdef class VirtualMemoryBase(IndexedResource):
             return 0
         check_fit(self._ordinal, self._facts, self.config)
         prepare_request(self._ordinal, self.config, &request, &granularity)
+        if revision != self._revision and self.config.location_type != VirtualMemoryLocationType.DEVICE:
+            self._ensure_place(&request, granularity)
         self._request = request
         self._granularity = granularity
         self._revision = revision
         return 0
+
+    cdef int _ensure_place(self, ChunkRequest* request, size_t granularity) except -1:
+        """Refuse a place at the host where the driver allocates nothing. Only an allocation there tells."""
+        cdef VirtualRange trial = VirtualRange.__new__(VirtualRange)
+        cdef Failure failure, ignored
+        failure.function = ignored.function = NULL
+        request.size = granularity
+        with nogil:
+            trial.move(granularity, granularity, 0, request, &failure)
+            trial.return_all(&ignored)
+        if not trial.is_empty():
+            self._leftovers.append(trial)
+        # Any other failure, as for want of memory, says nothing about the place.
+        if failure.function != NULL and failure.result in (
+            cydriver.CUresult.CUDA_ERROR_INVALID_VALUE,
+            cydriver.CUresult.CUDA_ERROR_INVALID_DEVICE,
+            cydriver.CUresult.CUDA_ERROR_NOT_SUPPORTED,
+            cydriver.CUresult.CUDA_ERROR_NOT_PERMITTED,
+        ):
+            error = error_for(failure.result, failure.function)
+            raise ValueError(
+                f"location_type {self.config.location_type.value!r} with handle_type "
+                f"{None if self.config.handle_type is None else self.config.handle_type.value!r} and "
+                f"numa_id={self.config.numa_id!r}: the driver allocates nothing there ({error})"
+            )
+        return 0
+
+    cdef size_t granularity_now(self) except 0:
+        """Return to what sizes are rounded, by the options as they are."""
+        self._refresh()
+        return self._granularity
+
+    @property
+    def wait_on_close(self) -> bool:
+        """bool: whether closing a buffer waits for work in flight where the call does not say. An option."""
+        return self._options().wait_on_close
 
     @property
     def device(self) -> Device | None:
@@ -155,9 +193,9 @@ cdef class VirtualMemoryBase(IndexedResource):
 
     # -- what an allocation could not undo -----------------------------------------------------------------------
 
-    cdef object _failed(self, VirtualRange range_, Failure failure):
+    cdef object _failed(self, VirtualRange range_, Failure failure, size_t reserved):
         """Make the error of a failed allocation and keep what could not be undone."""
-        error = error_for(failure.result, failure.function)
+        error = grow_error(failure, reserved)
         if not range_.is_empty():
             self._leftovers.append(range_)
             report(
@@ -213,26 +251,15 @@ cdef class VirtualMemoryBase(IndexedResource):
     cdef int _queue_parts(self, Record record, StreamHandle* order, int waiting, bint refused) except -1:
         """Hand everything that a range holds to the queue, to be returned behind a stream or tried again some time."""
         cdef VirtualRange range_ = record.range
-        cdef Parts* parts = new_parts()
-        cdef Job* job
-        try:
-            job = new_job(_give_back, _discard, parts, record, order)
-        except BaseException:
-            del_parts(parts)
-            raise
-        job.once = waiting == NEVER_WAIT
+        cdef Parts everything
         holding = self.begin_free(record)
         range_.gather_late()
-        range_.give_parts_away(parts)
+        range_.give_parts_away(&everything)
         try:
-            if refused:
-                keep_refused(job)
-            else:
-                enqueue(job)
+            queue_parts(&everything, record, order, waiting == NEVER_WAIT, refused)
         except BaseException:
-            range_.take_parts_back(parts)
+            range_.take_parts_back(&everything)
             self.end_free(holding, False)
-            discard_job(job)
             raise
         self.end_free(holding, True)
         return CLOSE_QUEUED

@@ -14,6 +14,7 @@ from cuda.core.typing import (
     VirtualMemoryAccessType,
     VirtualMemoryAllocationType,
     VirtualMemoryGranularityType,
+    VirtualMemoryGrowthType,
     VirtualMemoryHandleType,
     VirtualMemoryLocationType,
 )
@@ -38,6 +39,16 @@ def _device_ordinals(value: Any) -> tuple[int, ...]:
     return tuple(ordinals)
 
 
+def _node(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"numa_id must be an integer or None, got {shown(value)}")
+    if not 0 <= value < 1 << 31:
+        raise ValueError(f"numa_id must be from 0 to 2**31 - 1, got {shown(value)}")
+    return value
+
+
 def _check_allocation_type(value: VirtualMemoryAllocationType) -> None:
     if value is VirtualMemoryAllocationType.MANAGED:
         raise ValueError(
@@ -55,6 +66,13 @@ def _check_handle_type(value: VirtualMemoryHandleType | None) -> None:
 def _check_alignment(value: int | None) -> None:
     if value is not None and (value == 0 or value & (value - 1)):
         raise ValueError(f"addr_align must be a power of two, got {value}")
+
+
+def _check_node(location: VirtualMemoryLocationType, node: int | None) -> None:
+    if node is not None and location is not VirtualMemoryLocationType.HOST_NUMA:
+        raise ValueError(
+            f"numa_id names a node of location_type 'host_numa' and no other, got {node} with {location.value!r}"
+        )
 
 
 def _check_sharing(location: VirtualMemoryLocationType, handle: VirtualMemoryHandleType | None) -> None:
@@ -80,6 +98,9 @@ def _on_assignment(options: VirtualMemoryResourceOptions, field: attrs.Attribute
         check(converted)
     if field.name == "location_type":
         _check_sharing(converted, options.handle_type)
+        _check_node(converted, options.numa_id)
+    elif field.name == "numa_id":
+        _check_node(options.location_type, converted)
     elif field.name == "handle_type":
         _check_sharing(options.location_type, converted)
     vars(options)["_revision"] += 1
@@ -96,7 +117,8 @@ class VirtualMemoryResourceOptions:
         ``"pinned"``. ``"managed"`` is refused: no driver makes managed virtual memory.
     location_type : VirtualMemoryLocationType or str
         Where the physical memory lies: ``"device"``, ``"host"`` (needs ``handle_type=None``), ``"host_numa"`` (the
-        node nearest to the device) or ``"host_numa_current"`` (the node of the thread that allocates).
+        node that ``numa_id`` names, by default the one nearest to the device) or ``"host_numa_current"`` (the node of
+        the thread that allocates).
     handle_type : VirtualMemoryHandleType, str or None
         How chunks could be handed to other processes: ``"posix_fd"``, ``"fabric"``, or None for not at all.
     granularity : VirtualMemoryGranularityType or str
@@ -116,6 +138,17 @@ class VirtualMemoryResourceOptions:
     reserve_size : int
         Bytes of address space to reserve for each buffer, where that is more than its size. Growing up to it keeps
         the address for certain and waits for nothing. Reserving costs no memory. By default no more than the size.
+        A process can reserve at most 64 TiB.
+    growth : VirtualMemoryGrowthType or str
+        How much a grow maps: ``"exact"``, what was asked for, or ``"geometric"``, at least half of what is mapped.
+        With the latter n grows make O(log n) chunks, so that most cost no driver call and the release stays cheap,
+        and up to a third of ``mapped_size`` is mapped ahead. Where the device has no memory for it, or the
+        reservation no room, it is as much as was asked for.
+    numa_id : int or None
+        The NUMA node of the host to allocate at, with ``location_type="host_numa"``. None for the nearest one.
+    wait_on_close : bool
+        Whether closing a buffer, or leaving the addresses of a grow that moves, waits for work in flight. False:
+        what would have to wait goes to the queue, as with ``close(wait=False)``. ``close(wait=)`` overrides it.
 
     Raises
     ------
@@ -164,12 +197,19 @@ class VirtualMemoryResourceOptions:
         converter=one_of("peer_access", VirtualMemoryAccessType, optional=True),
     )
     reserve_size: int = option(default=0, converter=bytes_count("reserve_size"))
+    growth: VirtualMemoryGrowthType = option(
+        default=VirtualMemoryGrowthType.EXACT,
+        converter=one_of("growth", VirtualMemoryGrowthType),
+    )
+    numa_id: int | None = option(default=None, converter=_node)
+    wait_on_close: bool = option(default=True, converter=a_flag("wait_on_close"))
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "_revision", 0)
         for name, check in _CHECKS.items():
             check(getattr(self, name))
         _check_sharing(self.location_type, self.handle_type)
+        _check_node(self.location_type, self.numa_id)
 
     @classmethod
     def _accept(cls, value: Any, name: str) -> VirtualMemoryResourceOptions:

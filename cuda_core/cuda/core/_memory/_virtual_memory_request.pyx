@@ -82,6 +82,8 @@ cdef int prepare_request(int ordinal, object options, ChunkRequest* request, siz
     request.properties.location.id = ordinal
     if location == VirtualMemoryLocationType.HOST:
         request.properties.location.id = 0
+    elif options.numa_id is not None:
+        request.properties.location.id = options.numa_id
     elif location == VirtualMemoryLocationType.HOST_NUMA:
         request.properties.location.id = max(
             device_attribute(ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID), 0

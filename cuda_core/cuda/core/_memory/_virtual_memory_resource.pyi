@@ -2,12 +2,15 @@
 # Made from _virtual_memory_resource.pyx by tools/make_stubs.py: change that, and run `make stubs`.
 """``VirtualMemoryResource``: buffers on virtual memory, which can grow."""
 
+from cuda.core._device import Device
+from cuda.core._host import Host
 from cuda.core._memory._buffer import Buffer
 from cuda.core._memory._virtual_memory_base import VirtualMemoryBase
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions as VirtualMemoryResourceOptions
 from cuda.core._stream import Stream
 from cuda.core.graph._graph_builder import GraphBuilder
+from cuda.core.typing import VirtualMemoryAccessType
 from typing import Any
 
 __all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
@@ -37,7 +40,12 @@ class VirtualMemoryResource(VirtualMemoryBase):
     Notes
     -----
     Safe from any thread. Allocating and freeing are not stream-ordered by the driver: a release waits, without the
-    GIL, for the stream that was recorded, and returns everything before it returns.
+    GIL, for the stream that was recorded, and returns everything before it returns; with ``wait_on_close=False`` it
+    goes to the queue where it would have to wait.
+
+    A buffer of this resource has three sizes. ``size`` is what was asked for, rounded up to the granularity.
+    ``mapped_size`` is the physical memory behind it, which is more where growth maps ahead or a shrink has cut a chunk.
+    ``capacity`` is the reserved addresses: growing up to it certainly keeps the address and waits for nothing.
 
     Examples
     --------
@@ -50,7 +58,7 @@ class VirtualMemoryResource(VirtualMemoryBase):
     <CloseResult.DONE: 0>
     """
 
-    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
+    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None, reserve_size: int | None = None) -> Buffer:
         """Allocate a buffer.
 
         Parameters
@@ -60,6 +68,9 @@ class VirtualMemoryResource(VirtualMemoryBase):
         stream : Stream, optional
             The stream to record: the release waits for it. By default the default stream of the current context;
             where no context is current either, the release waits for nothing.
+        reserve_size : int, optional
+            Bytes of addresses to reserve for this buffer, where that is more than its size; it is its ``capacity``
+            then. By default as the options say.
 
         Returns
         -------
@@ -69,7 +80,8 @@ class VirtualMemoryResource(VirtualMemoryBase):
         Raises
         ------
         TypeError, ValueError, OverflowError
-            If ``size`` is not an integer, negative or too large, or ``stream`` is no stream. No driver call is made.
+            If ``size`` or ``reserve_size`` is not an integer, negative or too large, or ``stream`` is no stream. If the
+            addresses would be more than this process may reserve, 64 TiB. No driver call is made.
         CUDAError
             If the driver refuses. Everything done by then is undone.
 
@@ -80,7 +92,7 @@ class VirtualMemoryResource(VirtualMemoryBase):
         6
         """
 
-    def modify_allocation(self, buf: Buffer, new_size: int, config: VirtualMemoryResourceOptions | dict[str, Any] | None = None) -> Buffer:
+    def modify_allocation(self, buf: Buffer, new_size: int, config: VirtualMemoryResourceOptions | dict[str, Any] | None = None, *, keep_old: bool = False) -> Buffer:
         """Grow a buffer. The allocation moves to a new buffer, and ``buf`` becomes TRANSFERRED.
 
         Parameters
@@ -91,7 +103,10 @@ class VirtualMemoryResource(VirtualMemoryBase):
             Bytes wanted in all; rounded up to the granularity.
         config : VirtualMemoryResourceOptions or dict, optional
             How to allocate what is added, by default as the resource does. It must keep the location, and it is
-            not stored.
+            not stored. Without effect where nothing is added, because an earlier grow has mapped it ahead.
+        keep_old : bool, optional
+            Whether the old addresses stay usable, where the buffer moves, until ``buf`` is closed or dropped: for
+            kernels and graphs that hold them. They show the same memory. It is a loan on the new buffer.
 
         Returns
         -------
@@ -125,4 +140,146 @@ class VirtualMemoryResource(VirtualMemoryBase):
         >>> buffer = mr.modify_allocation(buffer, 32 << 20)
         >>> buffer.handle == address
         True
+        """
+
+    def shrink(self, buf: Buffer, new_size: int, *, split: bool = False) -> Buffer:
+        """Give memory at the end of a buffer back to the device. ``buf`` becomes TRANSFERRED, as when it grows.
+
+        Parameters
+        ----------
+        buf : Buffer
+            An OWNED buffer of this resource without open loans.
+        new_size : int
+            Bytes to keep; rounded up to the granularity. 0 keeps the addresses only.
+        split : bool, optional
+            What to do about a chunk of which a part is kept. The driver takes back whole chunks only: by default it
+            stays mapped as a whole, as ``mapped_size`` shows. True: a new chunk of the size that is kept takes its
+            place at the same address. That copies the bytes kept of it once, on the device, and needs that much more
+            memory meanwhile.
+
+        Returns
+        -------
+        Buffer
+            A new buffer at the same address, with the same capacity. ``buf`` itself, if its size is this already.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If an argument is wrong, larger than the buffer, or ``buf`` belongs to another resource. No driver call is
+            made.
+        BufferError
+            If loans on the memory are open: which bytes they look at is not known.
+        OwnershipError
+            If ``buf`` is BORROWED, closed, transferred, or being released or moved by another call.
+        CUDAError
+            If the driver refuses, or the recorded stream is being captured. ``buf`` is then exactly what it was; but
+            where the driver took a chunk that is split and would map neither the new one nor the old one again, ``buf``
+            can only be closed.
+
+        Notes
+        -----
+        Waits, without the GIL, for the recorded stream: the memory is gone afterwards. Once the first chunk has gone
+        the new buffer is returned; what the driver refused after that stays mapped, is told by one ``CUDAWarning``,
+        and goes with :meth:`trim` or the close. Safe from any thread; of two that change one buffer, one wins.
+
+        Examples
+        --------
+        >>> large = mr.modify_allocation(small, 64 << 20)  # doctest: +SKIP
+        >>> small_again = mr.shrink(large, 2 << 20)
+        >>> small_again.size, small_again.mapped_size
+        (2097152, 2097152)
+        """
+
+    def trim(self, buf: Buffer, *, split: bool = False) -> int:
+        """Give the memory back that is mapped beyond the size of a buffer. The buffer stays what it is.
+
+        Parameters
+        ----------
+        buf : Buffer
+            An OWNED buffer of this resource.
+        split : bool, optional
+            Whether a chunk of which a part is used is replaced by a smaller one, see :meth:`shrink`.
+
+        Returns
+        -------
+        int
+            How many bytes went back. ``mapped_size`` is that much less.
+
+        Raises
+        ------
+        TypeError, ValueError, OwnershipError, CUDAError
+            As for :meth:`shrink`.
+        BufferError
+            With ``split``, if loans on the memory are open.
+
+        Notes
+        -----
+        Waits for the recorded stream where there is anything to give back.
+
+        Examples
+        --------
+        >>> mr = VirtualMemoryResource(0, {"growth": "geometric"})  # doctest: +SKIP
+        >>> buffer = mr.modify_allocation(mr.allocate(8 << 20), 10 << 20)
+        >>> mr.trim(buffer, split=True)  # 4 MiB were added, and 2 of them are not used
+        2097152
+        """
+
+    def set_access(self, buf: Buffer, device: Device | Host | int, access: VirtualMemoryAccessType | str | None) -> None:
+        """Say what a place may do with the memory of a buffer, from now on.
+
+        Parameters
+        ----------
+        buf : Buffer
+            An OWNED buffer of this resource.
+        device : Device, int or Host
+            Who: a device, or ``Host()`` for memory of the host.
+        access : VirtualMemoryAccessType, str or None
+            ``"rw"``, ``"r"``, or None for nothing.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong, names a device that is not there, or the host for memory of a device. No driver
+            call is made.
+        OwnershipError
+            If ``buf`` is BORROWED, closed, transferred, or being released or moved by another call.
+        CUDAError
+            If the driver refuses, as it does for a device that cannot reach the memory. Nothing has changed then.
+
+        Notes
+        -----
+        It holds for every chunk that is mapped now, and goes with them where the buffer moves. What a later grow adds
+        has the rights of its own configuration. Where a right is taken away the call waits for the recorded stream
+        first, and refuses one that is being captured: work that still uses the memory would fail. Safe from any thread.
+
+        Examples
+        --------
+        >>> mr.set_access(buffer, 1, "r")  # doctest: +SKIP
+        >>> mr.get_access(buffer, 1)
+        <VirtualMemoryAccessType.READ: 'r'>
+        """
+
+    def get_access(self, buf: Buffer, device: Device | Host | int) -> VirtualMemoryAccessType | None:
+        """Return what a place may do with every byte of a buffer: the least of what its chunks allow.
+
+        Parameters
+        ----------
+        buf : Buffer
+            An OWNED buffer of this resource.
+        device : Device, int or Host
+            Who, as for :meth:`set_access`.
+
+        Returns
+        -------
+        VirtualMemoryAccessType or None
+            None where it may do nothing with some chunk, and for an empty buffer.
+
+        Raises
+        ------
+        TypeError, ValueError, OwnershipError
+            As for :meth:`set_access`.
+
+        Notes
+        -----
+        Makes no driver call, but for memory that was made elsewhere, of which the driver is asked once.
         """

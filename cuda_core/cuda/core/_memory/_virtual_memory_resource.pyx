@@ -4,13 +4,16 @@
 cimport cython
 from libc.stdint cimport uintptr_t
 
+from cuda.core._memory._address_space cimport ensure_addresses_left
 from cuda.core._memory._arguments cimport round_up, size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._ownership cimport STATE_OWNED, fresh
+from cuda.core._memory._virtual_access cimport get_access, set_access
 from cuda.core._memory._virtual_growth cimport grow
 from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase, return_range, worth_another_try
 from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure
 from cuda.core._memory._virtual_range cimport VirtualRange
+from cuda.core._memory._virtual_shrink cimport shrink, trim
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
 from cuda.core._stream_handle cimport StreamHandle
 
@@ -46,7 +49,12 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
     Notes
     -----
     Safe from any thread. Allocating and freeing are not stream-ordered by the driver: a release waits, without the
-    GIL, for the stream that was recorded, and returns everything before it returns.
+    GIL, for the stream that was recorded, and returns everything before it returns; with ``wait_on_close=False`` it
+    goes to the queue where it would have to wait.
+
+    A buffer of this resource has three sizes. ``size`` is what was asked for, rounded up to the granularity.
+    ``mapped_size`` is the physical memory behind it, which is more where growth maps ahead or a shrink has cut a chunk.
+    ``capacity`` is the reserved addresses: growing up to it certainly keeps the address and waits for nothing.
 
     Examples
     --------
@@ -64,7 +72,9 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         if type(self) is VirtualMemoryResource:
             self.deleter = return_range
 
-    def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
+    def allocate(
+        self, size: int, *, stream: Stream | GraphBuilder | None = None, reserve_size: int | None = None
+    ) -> Buffer:
         """Allocate a buffer.
 
         Parameters
@@ -74,6 +84,9 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         stream : Stream, optional
             The stream to record: the release waits for it. By default the default stream of the current context;
             where no context is current either, the release waits for nothing.
+        reserve_size : int, optional
+            Bytes of addresses to reserve for this buffer, where that is more than its size; it is its ``capacity``
+            then. By default as the options say.
 
         Returns
         -------
@@ -83,7 +96,8 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         Raises
         ------
         TypeError, ValueError, OverflowError
-            If ``size`` is not an integer, negative or too large, or ``stream`` is no stream. No driver call is made.
+            If ``size`` or ``reserve_size`` is not an integer, negative or too large, or ``stream`` is no stream. If the
+            addresses would be more than this process may reserve, 64 TiB. No driver call is made.
         CUDAError
             If the driver refuses. Everything done by then is undone.
 
@@ -94,6 +108,7 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         6
         """
         cdef size_t wanted = size_argument(size, "size")
+        cdef size_t ahead = 0
         cdef size_t rounded, reserved
         cdef StreamHandle* order = NULL
         cdef VirtualRange range_
@@ -103,6 +118,8 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         cdef bint done
         cdef size_t alignment
         cdef uintptr_t hint
+        if reserve_size is not None:
+            ahead = size_argument(reserve_size, "reserve_size")
         failure.function = NULL
         range_ = VirtualRange.__new__(VirtualRange)
         range_.word.store(fresh(STATE_OWNED, 0))
@@ -110,7 +127,11 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         if wanted:
             self._refresh()
             rounded = round_up(wanted, self._granularity, "size")
-            reserved = max(rounded, round_up(self.config.reserve_size, self._granularity, "reserve_size"))
+            if reserve_size is None:
+                ahead = self.config.reserve_size
+            reserved = max(rounded, round_up(ahead, self._granularity, "reserve_size"))
+            if reserved > rounded:
+                ensure_addresses_left(reserved)
         if stream is not None:
             order = bind_stream(Stream_accept(stream))
         elif wanted:
@@ -130,7 +151,7 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
             if not done and worth_another_try(&failure):
                 done = range_.move(reserved, alignment, hint, &request, &failure)
         if not done:
-            raise self._failed(range_, failure)
+            raise self._failed(range_, failure, reserved)
         buffer.pointer = range_.base
         buffer.size = rounded
         buffer.begin(STATE_OWNED, range_, 0)
@@ -138,7 +159,12 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         return buffer
 
     def modify_allocation(
-        self, buf: Buffer, new_size: int, config: VirtualMemoryResourceOptions | dict[str, Any] | None = None
+        self,
+        buf: Buffer,
+        new_size: int,
+        config: VirtualMemoryResourceOptions | dict[str, Any] | None = None,
+        *,
+        keep_old: bool = False,
     ) -> Buffer:
         """Grow a buffer. The allocation moves to a new buffer, and ``buf`` becomes TRANSFERRED.
 
@@ -150,7 +176,10 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
             Bytes wanted in all; rounded up to the granularity.
         config : VirtualMemoryResourceOptions or dict, optional
             How to allocate what is added, by default as the resource does. It must keep the location, and it is
-            not stored.
+            not stored. Without effect where nothing is added, because an earlier grow has mapped it ahead.
+        keep_old : bool, optional
+            Whether the old addresses stay usable, where the buffer moves, until ``buf`` is closed or dropped: for
+            kernels and graphs that hold them. They show the same memory. It is a loan on the new buffer.
 
         Returns
         -------
@@ -185,4 +214,152 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         >>> buffer.handle == address
         True
         """
-        return grow(self, buf, new_size, config)
+        return grow(self, buf, new_size, config, keep_old)
+
+    def shrink(self, buf: Buffer, new_size: int, *, split: bool = False) -> Buffer:
+        """Give memory at the end of a buffer back to the device. ``buf`` becomes TRANSFERRED, as when it grows.
+
+        Parameters
+        ----------
+        buf : Buffer
+            An OWNED buffer of this resource without open loans.
+        new_size : int
+            Bytes to keep; rounded up to the granularity. 0 keeps the addresses only.
+        split : bool, optional
+            What to do about a chunk of which a part is kept. The driver takes back whole chunks only: by default it
+            stays mapped as a whole, as ``mapped_size`` shows. True: a new chunk of the size that is kept takes its
+            place at the same address. That copies the bytes kept of it once, on the device, and needs that much more
+            memory meanwhile.
+
+        Returns
+        -------
+        Buffer
+            A new buffer at the same address, with the same capacity. ``buf`` itself, if its size is this already.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            If an argument is wrong, larger than the buffer, or ``buf`` belongs to another resource. No driver call is
+            made.
+        BufferError
+            If loans on the memory are open: which bytes they look at is not known.
+        OwnershipError
+            If ``buf`` is BORROWED, closed, transferred, or being released or moved by another call.
+        CUDAError
+            If the driver refuses, or the recorded stream is being captured. ``buf`` is then exactly what it was; but
+            where the driver took a chunk that is split and would map neither the new one nor the old one again, ``buf``
+            can only be closed.
+
+        Notes
+        -----
+        Waits, without the GIL, for the recorded stream: the memory is gone afterwards. Once the first chunk has gone
+        the new buffer is returned; what the driver refused after that stays mapped, is told by one ``CUDAWarning``,
+        and goes with :meth:`trim` or the close. Safe from any thread; of two that change one buffer, one wins.
+
+        Examples
+        --------
+        >>> large = mr.modify_allocation(small, 64 << 20)  # doctest: +SKIP
+        >>> small_again = mr.shrink(large, 2 << 20)
+        >>> small_again.size, small_again.mapped_size
+        (2097152, 2097152)
+        """
+        return shrink(self, buf, new_size, split)
+
+    def trim(self, buf: Buffer, *, split: bool = False) -> int:
+        """Give the memory back that is mapped beyond the size of a buffer. The buffer stays what it is.
+
+        Parameters
+        ----------
+        buf : Buffer
+            An OWNED buffer of this resource.
+        split : bool, optional
+            Whether a chunk of which a part is used is replaced by a smaller one, see :meth:`shrink`.
+
+        Returns
+        -------
+        int
+            How many bytes went back. ``mapped_size`` is that much less.
+
+        Raises
+        ------
+        TypeError, ValueError, OwnershipError, CUDAError
+            As for :meth:`shrink`.
+        BufferError
+            With ``split``, if loans on the memory are open.
+
+        Notes
+        -----
+        Waits for the recorded stream where there is anything to give back.
+
+        Examples
+        --------
+        >>> mr = VirtualMemoryResource(0, {"growth": "geometric"})  # doctest: +SKIP
+        >>> buffer = mr.modify_allocation(mr.allocate(8 << 20), 10 << 20)
+        >>> mr.trim(buffer, split=True)  # 4 MiB were added, and 2 of them are not used
+        2097152
+        """
+        return trim(self, buf, split)
+
+    def set_access(
+        self, buf: Buffer, device: Device | Host | int, access: VirtualMemoryAccessType | str | None
+    ) -> None:
+        """Say what a place may do with the memory of a buffer, from now on.
+
+        Parameters
+        ----------
+        buf : Buffer
+            An OWNED buffer of this resource.
+        device : Device, int or Host
+            Who: a device, or ``Host()`` for memory of the host.
+        access : VirtualMemoryAccessType, str or None
+            ``"rw"``, ``"r"``, or None for nothing.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong, names a device that is not there, or the host for memory of a device. No driver
+            call is made.
+        OwnershipError
+            If ``buf`` is BORROWED, closed, transferred, or being released or moved by another call.
+        CUDAError
+            If the driver refuses, as it does for a device that cannot reach the memory. Nothing has changed then.
+
+        Notes
+        -----
+        It holds for every chunk that is mapped now, and goes with them where the buffer moves. What a later grow adds
+        has the rights of its own configuration. Where a right is taken away the call waits for the recorded stream
+        first, and refuses one that is being captured: work that still uses the memory would fail. Safe from any thread.
+
+        Examples
+        --------
+        >>> mr.set_access(buffer, 1, "r")  # doctest: +SKIP
+        >>> mr.get_access(buffer, 1)
+        <VirtualMemoryAccessType.READ: 'r'>
+        """
+        set_access(self, buf, device, access)
+
+    def get_access(self, buf: Buffer, device: Device | Host | int) -> VirtualMemoryAccessType | None:
+        """Return what a place may do with every byte of a buffer: the least of what its chunks allow.
+
+        Parameters
+        ----------
+        buf : Buffer
+            An OWNED buffer of this resource.
+        device : Device, int or Host
+            Who, as for :meth:`set_access`.
+
+        Returns
+        -------
+        VirtualMemoryAccessType or None
+            None where it may do nothing with some chunk, and for an empty buffer.
+
+        Raises
+        ------
+        TypeError, ValueError, OwnershipError
+            As for :meth:`set_access`.
+
+        Notes
+        -----
+        Makes no driver call, but for memory that was made elsewhere, of which the driver is asked once.
+        """
+        return get_access(self, buf, device)

@@ -12,6 +12,8 @@ from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
 from libcpp.vector cimport vector
 
+from cuda.core._memory._address_space cimport count_addresses, reserved_addresses, uncount_addresses
+
 cdef atomic[long] _live_ranges
 cdef atomic[long] _live_reservations
 cdef atomic[long] _live_mappings
@@ -31,6 +33,7 @@ cdef dict live_parts():
         "reservations": _live_reservations.load(),
         "mappings": _live_mappings.load(),
         "chunk_references": _live_references.load(),
+        "reserved_addresses": reserved_addresses(),
     }
 
 
@@ -105,6 +108,7 @@ cdef bint return_parts(Parts* parts, Failure* failure) noexcept nogil:
             failure,
         ):
             _live_reservations.fetch_sub(1)
+            uncount_addresses(parts.reservations[i].size)
         else:
             parts.reservations[kept] = parts.reservations[i]
             kept += 1
@@ -131,6 +135,7 @@ cdef bint reserve(Parts* parts, size_t size, size_t alignment, CUdeviceptr hint,
     reservation.size = size
     parts.reservations.push_back(reservation)
     _live_reservations.fetch_add(1)
+    count_addresses(size)
     return True
 
 
@@ -201,11 +206,15 @@ cdef void take_over(Parts* parts, CUdeviceptr base, size_t size) noexcept nogil:
     parts.reservations.push_back(reservation)
     parts.mappings.push_back(mapping)
     _live_reservations.fetch_add(1)
+    count_addresses(size)
     _live_mappings.fetch_add(1)
 
 
 cdef void forget_parts(Parts* parts) noexcept nogil:
     """Forget parts that are somebody else's to free, or that nobody can return any more."""
+    cdef size_t i
+    for i in range(parts.reservations.size()):
+        uncount_addresses(parts.reservations[i].size)
     _live_reservations.fetch_sub(parts.reservations.size())
     _live_mappings.fetch_sub(parts.mappings.size())
     _live_references.fetch_sub(parts.references.size())

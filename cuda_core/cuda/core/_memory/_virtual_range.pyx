@@ -16,7 +16,9 @@ from libcpp.vector cimport vector
 
 from cuda.core._memory._virtual_parts cimport (
     AllocationHandle,
+    CUdeviceptr,
     Mapping,
+    Parts,
     count_range,
     forget_parts,
     give_access,
@@ -30,6 +32,10 @@ from cuda.core._memory._virtual_parts cimport (
     take_over,
 )
 from cuda.core._stream_handle cimport release_stream
+
+
+cdef bint _covers(VirtualRange range_, CUdeviceptr address) noexcept nogil:
+    return range_.base <= address < range_.base + range_.capacity
 
 
 cdef class VirtualRange:
@@ -165,7 +171,23 @@ cdef class VirtualRange:
         self._count()
 
     cdef void take_parts_back(self, Parts* holder) noexcept nogil:
+        """Take everything back; what does not lie in the range's addresses was retired."""
+        cdef Parts left
+        cdef size_t i
+        for i in range(holder.reservations.size()):
+            if _covers(self, holder.reservations[i].base):
+                self.parts.reservations.push_back(holder.reservations[i])
+            else:
+                left.reservations.push_back(holder.reservations[i])
+        for i in range(holder.mappings.size()):
+            if _covers(self, holder.mappings[i].address):
+                self.parts.mappings.push_back(holder.mappings[i])
+            else:
+                left.mappings.push_back(holder.mappings[i])
+        holder.reservations.clear()
+        holder.mappings.clear()
         move_parts(holder, &self.parts)
+        move_parts(&left, &self.retired)
         self._count()
 
     cdef void abandon(self) noexcept nogil:

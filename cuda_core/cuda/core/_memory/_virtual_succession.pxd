@@ -9,4 +9,4 @@ cdef int ensure_owned_here(VirtualMemoryBase resource, Buffer buffer, str what) 
 cdef int claim(Buffer buffer, str what) except -1
 cdef void unclaim(Buffer buffer) noexcept
 cdef void succeed(VirtualMemoryBase resource, Buffer old, Buffer new, Holding entry, CUdeviceptr base) noexcept
-cdef int retire(Buffer buffer) except -1
+cdef int retire(VirtualMemoryBase resource, Buffer buffer) except -1

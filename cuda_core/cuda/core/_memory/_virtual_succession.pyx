@@ -9,7 +9,7 @@ else can release, grow, lend or change the range.
 cimport cython
 
 from cuda.core._driver cimport error_for
-from cuda.core._memory._allocation cimport record_ended
+from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, record_ended
 from cuda.core._memory._buffer cimport Buffer
 from cuda.core._memory._indexed_resource cimport Holding
 from cuda.core._memory._ownership cimport (
@@ -22,9 +22,10 @@ from cuda.core._memory._ownership cimport (
     VERDICT_GO,
     VERDICT_NOT_OWNER,
 )
-from cuda.core._memory._release cimport report, wait_for_order
+from cuda.core._memory._release cimport must_queue, report, wait_for_order
 from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase
 from cuda.core._memory._virtual_parts cimport CUdeviceptr, Failure, parts_are_empty
+from cuda.core._memory._virtual_queue cimport queue_parts
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport release_stream, retain_stream
 
@@ -95,7 +96,7 @@ cdef void _enter(VirtualMemoryBase resource, Buffer old, Buffer new, Holding ent
         pass
 
 
-cdef int retire(Buffer buffer) except -1:
+cdef int retire(VirtualMemoryBase resource, Buffer buffer) except -1:
     """Return the addresses that a grow has left. A failure is reported, and tried again at the buffer's close."""
     cdef VirtualRange range_ = buffer.range
     cdef Failure failure
@@ -109,6 +110,9 @@ cdef int retire(Buffer buffer) except -1:
         range_.left_order = retain_stream(buffer.stream)
         return 0
     try:
+        if must_queue(buffer.stream, WAIT if resource.wait_on_close else QUEUE_IF_BUSY):
+            queue_parts(&range_.retired, buffer, buffer.stream, False, False)
+            return 0
         wait_for_order(buffer.stream)
         with nogil:
             done = range_.return_retired(&failure)
