@@ -53,7 +53,7 @@ def found(tmp_path_factory, driver_name):
         of_class = found[case.get("classname").rpartition(".")[2]]
         check = case.get("name").partition("[")[0]
         for failure in (*case.iter("failure"), *case.iter("error")):
-            of_class.setdefault(check, []).append(failure.get("message"))
+            of_class.setdefault(check, []).append(failure.text)
         of_class.setdefault("", []).append(check)
     return found
 

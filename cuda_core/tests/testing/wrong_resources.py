@@ -62,7 +62,7 @@ class Right(MemoryResource):
         self.give(ptr)
 
 
-class Tests(MemoryResourceTests):
+class Frame(MemoryResourceTests):
     """Makes the resource of the class ``Kind`` inside."""
 
     Kind = Right
@@ -84,7 +84,7 @@ class Tests(MemoryResourceTests):
         return self.Kind()
 
 
-class TestRight(Tests):
+class TestRight(Frame):
     """Passes: what is found below is the fault, and not the frame around it."""
 
     test_any_order_of_operations = MemoryResourceTests.test_any_order_of_operations
@@ -96,7 +96,7 @@ FAULTS["TestRight"] = ("", ())
 
 
 @fault("a buffer is as large as was asked for", "test_a_buffer_owns_what_was_asked_for", "test_threads")
-class TestTooSmall(Tests):
+class TestTooSmall(Frame):
     """Hands out a buffer that is one byte short."""
 
     class Kind(Right):
@@ -106,7 +106,7 @@ class TestTooSmall(Tests):
 
 
 @fault("an address is a multiple of 256", "test_addresses_are_aligned")
-class TestMisaligned(Tests):
+class TestMisaligned(Frame):
     """Puts a header of 8 bytes before each allocation."""
 
     class Kind(Right):
@@ -123,7 +123,7 @@ class TestMisaligned(Tests):
     "test_a_buffer_owns_what_was_asked_for",
     ALL_FAILURES,
 )
-class TestBorrows(Tests):
+class TestBorrows(Frame):
     """Forgets ``mr=self``, so that nobody frees."""
 
     class Kind(Right):
@@ -132,7 +132,7 @@ class TestBorrows(Tests):
 
 
 @fault("what is closed is returned", "test_memory_comes_back", ALL_FAILURES)
-class TestNeverFrees(Tests):
+class TestNeverFrees(Frame):
     """Keeps what it should free."""
 
     class Kind(Right):
@@ -141,7 +141,7 @@ class TestNeverFrees(Tests):
 
 
 @fault("a free it refuses was made twice", "test_memory_comes_back", ALL_FAILURES)
-class TestFreesTwice(Tests):
+class TestFreesTwice(Frame):
     """Frees twice and does not look at the driver's answer."""
 
     class Kind(Right):
@@ -154,7 +154,7 @@ class TestFreesTwice(Tests):
 @fault(
     "buffers that are open at once have no byte in common", "test_open_buffers_do_not_overlap", ALL_FAILURES
 )
-class TestOverlaps(Tests):
+class TestOverlaps(Frame):
     """Gives each second allocation the memory of the one before."""
 
     test_any_order_of_operations = MemoryResourceTests.test_any_order_of_operations
@@ -188,7 +188,7 @@ class TestOverlaps(Tests):
 
 
 @fault("bytes of a buffer are there to be written", "test_every_byte_can_be_used", ALL_FAILURES)
-class TestSaysMoreThanThereIs(Tests):
+class TestSaysMoreThanThereIs(Frame):
     """Rounds the size of the buffer up, and not that of the memory."""
 
     granularity = 1 << 16
@@ -199,7 +199,7 @@ class TestSaysMoreThanThereIs(Tests):
 
 
 @fault("the flags of a resource say who can use its memory", "test_the_driver_agrees_where_the_memory_is")
-class TestSaysThatTheHostCannot(Tests):
+class TestSaysThatTheHostCannot(Frame):
     """Hands out pinned memory and says that only a device can use it."""
 
     class Kind(Right):
@@ -212,7 +212,7 @@ class TestSaysThatTheHostCannot(Tests):
 
 
 @fault("the stream given to allocate orders the free", "test_the_stream_of_the_free")
-class TestForgetsTheStream(Tests):
+class TestForgetsTheStream(Frame):
     """Does not pass the stream on."""
 
     class Kind(Right):
@@ -229,7 +229,7 @@ class TestForgetsTheStream(Tests):
     "test_a_stream_that_is_none",
     "test_a_size_that_is_none",
 )
-class TestLosesWhatFromHandleRefuses(Tests):
+class TestLosesWhatFromHandleRefuses(Frame):
     """Takes memory, and does not give it back when ``from_handle`` raises."""
 
     class Kind(Right):
@@ -238,7 +238,7 @@ class TestLosesWhatFromHandleRefuses(Tests):
 
 
 @fault("deallocate is called once for each allocation", "test_each_end_asks_once", ALL_FAILURES)
-class TestKeepsItsBuffers(Tests):
+class TestKeepsItsBuffers(Frame):
     """Keeps a reference to each buffer, so that dropping it frees nothing."""
 
     class Kind(Right):
@@ -258,7 +258,7 @@ class TestKeepsItsBuffers(Tests):
 @fault(
     "close() frees: deallocate(ptr, size, stream=stream) is called", "test_memory_comes_back", ALL_FAILURES
 )
-class TestTakesNoStream(Tests):
+class TestTakesNoStream(Frame):
     """``deallocate`` lacks the parameter ``stream``."""
 
     class Kind(Right):
@@ -270,7 +270,7 @@ class TestTakesNoStream(Tests):
     "a deallocate whose call of cuMemFree (1) fails raises, or it has freed the memory all the same",
     "test_every_driver_call_of_a_free_fails",
 )
-class TestSwallowsAFailedFree(Tests):
+class TestSwallowsAFailedFree(Frame):
     """Does not look at the driver's answer to its free."""
 
     class Kind(Right):
@@ -283,7 +283,7 @@ class TestSwallowsAFailedFree(Tests):
     "raising in deallocate promises that nothing was freed or forgotten",
     "test_every_driver_call_of_a_free_fails",
 )
-class TestForgetsWhenAFreeFails(Tests):
+class TestForgetsWhenAFreeFails(Frame):
     """Drops its own entry before a free that then fails, and does not find it the next time."""
 
     class Kind(Right):
@@ -305,7 +305,7 @@ class TestForgetsWhenAFreeFails(Tests):
     "an allocation that raises has taken nothing; its call of cuMemAllocHost (1) failed",
     "test_every_driver_call_of_an_allocation_fails",
 )
-class TestLosesTheFirstOfTwo(Tests):
+class TestLosesTheFirstOfTwo(Frame):
     """Takes a pinned page beside each allocation; if there is none, the allocation stays taken."""
 
     class Kind(Right):
@@ -327,7 +327,7 @@ class TestLosesTheFirstOfTwo(Tests):
 
 
 @fault("allocate and deallocate can be called by several threads at once", "test_threads", ALL_FAILURES)
-class TestIsForOneThread(Tests):
+class TestIsForOneThread(Frame):
     """Hands the address from one step to the next in an attribute that all threads share."""
 
     class Kind(Right):
@@ -339,19 +339,17 @@ class TestIsForOneThread(Tests):
 
 
 @fault("a lock that is held there must be a threading.RLock", "test_the_collector_in_the_middle")
-class TestHoldsALock(Tests):
-    """Holds a lock while it makes objects, in ``allocate`` and in ``deallocate``."""
+class TestHoldsALock(Frame):
+    """Holds a lock in ``allocate`` and in ``deallocate``."""
 
     test_the_collector_in_the_middle = MemoryResourceTests.test_the_collector_in_the_middle
 
     class Kind(Right):
         def __init__(self):
             self.lock = threading.Lock()
-            self.log = []
 
         def allocate(self, size, *, stream=None):
             with self.lock:
-                self.log = [[number] for number in range(20)]
                 return super().allocate(size, stream=stream)
 
         def deallocate(self, ptr, size, *, stream=None):
@@ -360,7 +358,7 @@ class TestHoldsALock(Tests):
 
 
 @fault("a program that ends with open buffers ends well and says nothing", "test_the_end_of_the_program")
-class TestComplainsAtTheEnd(Tests):
+class TestComplainsAtTheEnd(Frame):
     """Has a method for the end of the program that raises where buffers are open."""
 
     test_the_end_of_the_program = MemoryResourceTests.test_the_end_of_the_program
@@ -385,7 +383,7 @@ class TestComplainsAtTheEnd(Tests):
 
 
 @fault("what cannot be had raises", "test_more_than_there_is", ALL_FAILURES)
-class TestGivesLessThanAsked(Tests):
+class TestGivesLessThanAsked(Frame):
     """Falls back to what there is."""
 
     class Kind(Right):
@@ -397,7 +395,7 @@ class TestGivesLessThanAsked(Tests):
 
 
 @fault("allocate returns a Buffer", "test_a_buffer_owns_what_was_asked_for", ALL_FAILURES)
-class TestReturnsAnAddress(Tests):
+class TestReturnsAnAddress(Frame):
     """Returns the address alone."""
 
     class Kind(Right):

@@ -43,24 +43,39 @@ def end_with_everything_alive(path, name, qualified):
     resource.allocate(sizes[0], stream=stream)
 
 
+MOST_LINES = 200
+
+
 def collect_in_the_middle(path, name, qualified):
-    """Allocate while the collector runs at every opportunity, and finds dropped buffers of the same resource."""
+    """Let the collector run at each line of an allocation and its close in turn, and find a dropped buffer there."""
     device = Device(0)
     device.set_current()
     stream = device.create_stream()
     tests = _load(path, name, qualified)()
     resource = tests.make_resource()
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(1, 1, 1)
-    for number in range(60):
+    gc.disable()  # when it runs is decided here
+    for number in range(1, MOST_LINES):
         cycle = [resource.allocate(tests.sizes[0], stream=stream)]
         cycle.append(cycle)
-        if number % 3 == 0:
+        del cycle
+        to_go = number
+
+        def trace(frame, event, argument):
+            nonlocal to_go
+            if event == "line":
+                to_go -= 1
+                if to_go == 0:
+                    gc.collect()
+            return trace
+
+        sys.settrace(trace)
+        try:
             resource.allocate(tests.sizes[0], stream=stream).close()
-    gc.set_threshold(*before)
-    del cycle
-    gc.collect()
+        finally:
+            sys.settrace(None)
+        gc.collect()
+        if to_go > 0:
+            return  # the two have fewer lines
 
 
 def peer(pipe):

@@ -195,7 +195,7 @@ class ReleaseChecks:
         """The collector may run inside ``allocate`` and ``deallocate``, and free a buffer of the same resource."""
         wanted = (
             "deallocate may be called by the collector while the same thread is inside allocate or deallocate: "
-            "a lock that is held there must be a threading.RLock, or no object be made under it"
+            "a lock that is held there must be a threading.RLock, and what it guards may be half done"
         )
         # In a process of its own: one that hangs in the collector is of no use for anything afterwards.
         try:
