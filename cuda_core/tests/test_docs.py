@@ -51,6 +51,20 @@ def run(command, folder, **keywords):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, **keywords)
 
 
+# What a graph held, and what was closed without waiting, goes back a moment later: a program that ends at once does not
+# see it.
+UNTIL_THE_QUEUE_IS_EMPTY = """
+if __name__ == "__main__":
+    import time as _time
+
+    from cuda.core import memory_report as _memory_report
+
+    _end = _time.monotonic() + 20
+    while _memory_report().count and _time.monotonic() < _end:
+        _time.sleep(0.01)
+"""
+
+
 def pages_with(language):
     return [pytest.param(page, id=page.relative_to(DOCS).as_posix()) for page in PAGES if of(page, language)]
 
@@ -96,7 +110,7 @@ def test_the_code_of_a_page_prints_what_the_page_says(page, tmp_path, driver_nam
             run_command(line, tmp_path)
     code = "\n".join(of(page, "python"))
     script = tmp_path / "page.py"
-    script.write_text(code, encoding="utf-8")
+    script.write_text(code + UNTIL_THE_QUEUE_IS_EMPTY, encoding="utf-8")
     # The simulated driver adds up at the end: whatever a page has left live is an error.
     watched = ["-m", "cuda_driver_sim", "--strict"] if driver_name == "sim" else []
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
