@@ -6,6 +6,8 @@
 #   make stubs   writes that anew: type stubs, and the page of differences from the released package
 #   make bench   times as ratios to plain driver calls
 #   make docs    the documentation, in docs/_build/html
+#   make wheel   the wheel and the source distribution, in $(BUILT)
+#   make wheel-test    what is in them; installed into environments of their own, over the released cuda-core and back
 #   make clean   removes everything that the other commands made
 #
 # Needed: Linux, Python 3.10 or later with venv, a C++ compiler, make. Everything else is installed into $(VENV).
@@ -13,6 +15,7 @@
 #   VENV=folder           the environment (default .venv)
 #   DRIVER=auto|sim|gpu   the driver that the package's tests run on (default auto)
 #   WORKERS=number        processes that share the package's tests (default: one a processor, on GPUs one a GPU)
+#   SOURCE=archive        a source distribution to build the package from (default: this checkout)
 #   ARGS="-k grow -x"     given to pytest, the example or the benchmarks
 
 PYTHON ?= python3
@@ -20,16 +23,19 @@ VENV ?= .venv
 DRIVER ?= auto
 ARGS ?=
 WORKERS ?= auto
+SOURCE ?= .
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: demo test test-sim test-package lint stubs bench docs clean environment
+.PHONY: demo test test-sim test-package lint stubs bench docs wheel wheel-test clean environment
 
 BIN := $(abspath $(VENV))/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --quiet
 # What is finished, so that a second call is quick. In the environment, so that they go when it goes.
 DONE := $(VENV)/.done
 WHEELS := build/wheels
+# The package as it would be published, for this environment's Python.
+BUILT := $(DONE)/built
 
 SIM_SOURCES := $(shell find driver_sim -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' \
 	-o -name '*.toml' -o -name '*.map' \) -not -path '*/build/*' -not -path '*/tests/*' 2>/dev/null)
@@ -66,6 +72,12 @@ docs: $(DONE)/package $(DONE)/docs-tools
 	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -j auto -b html docs docs/_build/html
 	@echo "The front page is docs/_build/html/index.html"
 
+wheel: $(BUILT)/.wheel $(BUILT)/.archive
+	@ls -l $(BUILT)
+
+wheel-test: $(BUILT)/.wheel $(BUILT)/.archive $(DONE)/driver-sim $(DONE)/test-tools
+	$(BIN)/python -m pytest -o faulthandler_timeout=0 cuda_core/wheel_tests --built $(BUILT) --simulator $(WHEELS) $(ARGS)
+
 environment: $(DONE)/package $(DONE)/test-tools
 
 clean:
@@ -99,9 +111,23 @@ $(DONE)/driver-sim: $(DONE)/build-tools $(WHEELS)/.driver-sim
 	$(PIP) install --no-deps --force-reinstall $(WHEELS)/cuda_driver_sim-*.whl
 	touch $@
 
-$(DONE)/package: $(DONE)/driver-sim $(PACKAGE_SOURCES)
+$(BUILT)/.wheel: $(DONE)/build-tools $(PACKAGE_SOURCES)
 	@echo "== Compiling the package: a few minutes, and silent"
-	$(PIP) install --no-build-isolation .
+	mkdir -p $(BUILT)
+	rm -f $(BUILT)/*.whl
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(BUILT) $(SOURCE)
+	touch $@
+
+$(BUILT)/.archive: $(DONE)/build-tools $(PACKAGE_SOURCES) MANIFEST.in
+	mkdir -p $(BUILT)
+	rm -f $(BUILT)/*.tar.gz
+	$(BIN)/python setup.py --quiet sdist --dist-dir $(BUILT)
+	touch $@
+
+$(DONE)/package: $(DONE)/driver-sim $(BUILT)/.wheel
+	@echo "== Installing the package, and what it needs"
+	$(PIP) install $(BUILT)/*.whl
+	$(PIP) install --no-deps --force-reinstall $(BUILT)/*.whl
 	touch $@
 
 $(DONE)/test-tools: $(DONE)/environment pyproject.toml

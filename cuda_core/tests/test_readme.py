@@ -122,7 +122,7 @@ def test_make_says_what_it_does_before_each_long_step(tmp_path):
     steps = done.stdout.splitlines()
     long = [number for number, line in enumerate(steps) if re.search(r"-m pip .*(install|wheel) ", line)]
     said = [number for number, line in enumerate(steps) if line.startswith("echo ")]
-    assert len(long) == 4
+    assert len(long) == 6
     # The wheel that was just compiled is installed in a moment.
     for number in long:
         assert "--force-reinstall" in steps[number] or number - 4 < max(
