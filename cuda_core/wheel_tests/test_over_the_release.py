@@ -31,6 +31,7 @@ def present(environment):
     names = environment.files("cuda/core") + [
         name for folder in distributions(environment) for name in environment.files(folder)
     ]
+    names += [path.name for path in environment.site.glob("cuda_core*.py")]  # the plugin of pytest
     return {name for name in names if not name.endswith(".pyc")}
 
 
@@ -71,3 +72,4 @@ def test_there_and_back_again(environment, wheel):
 
     environment.pip("uninstall", "--yes", "cuda-core")
     assert environment.files("cuda/core") == []
+    assert present(environment) == set()
