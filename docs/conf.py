@@ -85,7 +85,14 @@ def without_type(app, what, name, obj, options, lines):
         del lines[:2]
 
 
+def without_type_of_property(app, what, name, obj, options, lines):
+    """Leave out the line with which the compiler begins the docstring of a property; what follows says the type."""
+    if what == "property" and lines and re.fullmatch(r"\w+\.\w+: .*", lines[0]):
+        del lines[:2]
+
+
 def setup(app):
+    app.connect("autodoc-process-docstring", without_type_of_property)
     app.connect("autodoc-process-signature", without_self)
     app.connect("autodoc-process-docstring", without_type, priority=400)  # before the sections are read
     app.connect("missing-reference", find_from_the_top)
