@@ -361,5 +361,11 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         Notes
         -----
         Makes no driver call, but for memory that was made elsewhere, of which the driver is asked once.
+
+        Examples
+        --------
+        >>> buffer = mr.allocate(2 << 20)  # doctest: +SKIP
+        >>> mr.get_access(buffer, 0)
+        <VirtualMemoryAccessType.READ_WRITE: 'rw'>
         """
         return get_access(self, buf, device)
