@@ -282,4 +282,10 @@ class VirtualMemoryResource(VirtualMemoryBase):
         Notes
         -----
         Makes no driver call, but for memory that was made elsewhere, of which the driver is asked once.
+
+        Examples
+        --------
+        >>> buffer = mr.allocate(2 << 20)  # doctest: +SKIP
+        >>> mr.get_access(buffer, 0) == "rw"
+        True
         """
