@@ -615,7 +615,8 @@ def test_a_finalizer_that_allocates_while_the_table_is_read(pinned):
 
 
 FORK = """
-import os
+import os, warnings
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # newer Pythons warn of threads, and drivers have some
 from cuda.core import Buffer, Device, LegacyPinnedMemoryResource, audit
 from cuda.core.audit import _recorder
 Device(0).set_current()

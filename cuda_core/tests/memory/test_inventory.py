@@ -382,7 +382,8 @@ def test_a_finalizer_that_looks(device):
 
 
 CHILD = """
-import os, sys
+import os, sys, warnings
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # newer Pythons warn of threads, and drivers have some
 from cuda.core import Buffer, Device, LegacyPinnedMemoryResource, memory_report
 Device(0).set_current()
 kept = LegacyPinnedMemoryResource().allocate(64)
