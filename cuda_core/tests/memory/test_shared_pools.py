@@ -554,6 +554,7 @@ def test_one_of_two_openings_ends_while_the_other_has_buffers(shared, stream):
     buffer.close()
 
 
+@pytest.mark.provokes_refusals  # an opening that comes while another ends may make that wait
 def test_opening_and_closing_one_pool_in_threads(shared, stream):
     """An opening may find the pool that another thread is just giving up."""
     buffer = shared.allocate(SIZE, stream=stream)

@@ -644,6 +644,7 @@ def audits() -> None:
     assert_type(report.resources, tuple[AuditedResource, ...])
     assert_type(report.allocations, tuple[AuditedAllocation, ...])
     assert_type(report.is_clean, bool)
+    assert_type(report.shared, tuple[tuple[AuditedAllocation, AuditedAllocation], ...])
     assert_type(report.to_dict(), dict[str, Any])
     assert_type(report.to_json(indent=2), str)
     assert_type(report.to_text(all_frames=True), str)
