@@ -2,15 +2,12 @@
 """Resources around resources that come with the package: what they count, limit, log, fail and remember."""
 
 import ctypes
-import doctest
 import gc
 import logging
-import sys
 import threading
 
 import pytest
 
-import cuda.core.adaptors
 from buffer_kinds import BUILT_IN, ENDINGS, FREES, WITH_RESOURCE, end
 from cuda.core import (
     Buffer,
@@ -326,20 +323,6 @@ def test_what_is_no_resource_is_refused():
             kind(7)
     with pytest.raises(TypeError, match="inner must be a MemoryResource"):
         LimitAdaptor(7, 7)
-
-
-def test_the_examples_give_what_is_written():
-    finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
-    modules = [cuda.core.adaptors, *(sys.modules[kind.__module__] for kind in _kinds())]
-    for module in modules:
-        for test in finder.find(module):
-            runner.run(test)
-    assert runner.failures == 0
-    assert runner.tries > 30
-
-
-def _kinds():
-    return [getattr(cuda.core.adaptors, name) for name in cuda.core.adaptors.__all__]
 
 
 # --- statistics --------------------------------------------------------------------------------------------------
