@@ -171,6 +171,7 @@ def test_an_exported_buffer_is_closed_at_once(peer, shared):
         peer.call("keep", "buffer", shared)
 
 
+@pytest.mark.two_devices
 def test_ipc_03_unpickling_leaves_the_current_device_alone_in_both_orders(driver_watch, peer, stream):
     Device(1).set_current()
     there = DeviceMemoryResource(1, {"ipc_enabled": True})
