@@ -89,7 +89,9 @@ def pytest_addoption(parser):
 
 
 # What goes through all failures and interleavings. It says the same about the package on every Python.
-_EXHAUSTIVE = re.compile(r"test_(\w*machine\w*|races|ownership_model|wrong_resources|conformance|\w*failures)\.py$")
+_EXHAUSTIVE = re.compile(
+    r"test_(\w*machine\w*|races|ownership_model|wrong_resources|conformance|\w*failures)\.py$"
+)
 
 
 def _activate(choice, unwatched):
