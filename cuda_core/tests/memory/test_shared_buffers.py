@@ -298,6 +298,25 @@ def test_foreign_code_gets_a_mapping_only_alone(shared):
     again.close()
 
 
+def test_what_foreign_code_has_freed_is_not_taken_for_what_comes_to_its_address(shared):
+    """The same place in the pool is another allocation then, with another name."""
+    allocation = shared.imported().detach()
+    address = allocation.handle
+    allocation.handed_over()
+    check(driver.cuMemFreeAsync(address, shared.stream.handle))
+    shared.buffer.close()
+    shared.stream.sync()
+    shared.buffer = shared.resource.allocate(2 * SIZE, stream=shared.stream)
+    shared.stream.sync()
+    first, second = shared.imported(), shared.imported()
+    assert first.handle == second.handle == address
+    assert first.size == 2 * SIZE
+    write(first.handle, b"other")
+    first.close()
+    assert read(second.handle, 5) == read(shared.buffer.handle, 5) == b"other"
+    second.close()
+
+
 @pytest.mark.watched
 def test_an_address_with_shares_is_freed_by_nobody_else(driver_watch, shared):
     buffer = shared.imported()

@@ -116,11 +116,25 @@ cdef ImportedPointer** _place_of_name(
     return place
 
 
+cdef void _name(ImportedPointer* entry, cydriver.CUmemoryPool pool,
+                const cydriver.CUmemPoolPtrExportData* data) noexcept nogil:
+    """Let an entry that has no name be found by a payload. The mutex is held."""
+    entry.pool = pool
+    memcpy(&entry.data, data, sizeof(data[0]))
+    _place_of_name(pool, data)[0] = entry
+
+
+cdef void _unname(ImportedPointer* entry) noexcept nogil:
+    """The opposite."""
+    _place_of_name(entry.pool, &entry.data)[0] = entry.next_name
+    entry.next_name = NULL
+
+
 cdef void _take_out(ImportedPointer* entry) noexcept nogil:
     """Take an entry out of the table. The mutex is held."""
     _place_of(entry.address)[0] = entry.next
-    _place_of_name(entry.pool, &entry.data)[0] = entry.next_name
-    entry.next = entry.next_name = NULL
+    entry.next = NULL
+    _unname(entry)
 
 
 cdef cydriver.CUresult import_counted(cydriver.CUmemoryPool pool, cydriver.CUmemPoolPtrExportData* data,
@@ -147,9 +161,12 @@ cdef cydriver.CUresult import_counted(cydriver.CUmemoryPool pool, cydriver.CUmem
             found = _place_of(<uintptr_t>address)[0]
             if found == NULL:
                 found = entry[0]
-                found.address, found.pool = <uintptr_t>address, pool
-                memcpy(&found.data, data, sizeof(data[0]))
-                _place_of(found.address)[0] = _place_of_name(pool, data)[0] = found
+                found.address = <uintptr_t>address
+                _place_of(found.address)[0] = found
+                _name(found, pool, data)
+            elif not found.shares:  # left to others, who may have freed it: another allocation may be there now
+                _unname(found)
+                _name(found, pool, data)
         elif found != NULL and result == cydriver.CUresult.CUDA_ERROR_ALREADY_MAPPED:
             result = cydriver.CUresult.CUDA_SUCCESS  # what was left to others is mapped still
         else:
