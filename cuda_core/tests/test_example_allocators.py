@@ -56,7 +56,7 @@ def test_the_program_proves_that_all_memory_was_ours_and_came_back(driver_name, 
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("memory was returned") == 2, run.stdout
+    assert run.stdout.count("memory was returned") >= 2, run.stdout
 
 
 @pytest.mark.parametrize("program", ["cupy_allocator", "torch_allocator"])

@@ -10,7 +10,9 @@ from cuda.core.testing._contract import require
 __all__ = ["FailureChecks"]
 
 
-def _needs_failures(driver_calls):
+def _needs_failures(suite, driver_calls):
+    if not suite.driver_failures:
+        pytest.skip("driver_failures is False")
     if not driver_calls.seen:
         pytest.skip("driver calls cannot be made to fail here: use --memory-driver=sim, or watched on a GPU")
 
@@ -20,7 +22,7 @@ class FailureChecks:
 
     def test_every_driver_call_of_an_allocation_fails(self, resource, stream, driver_calls, refusals_allowed):
         """An allocation either raises and has taken nothing, or gives good memory all the same."""
-        _needs_failures(driver_calls)
+        _needs_failures(self, driver_calls)
         size = self.sizes[-1]
         self.one_round(resource, stream)
         buffer, calls = driver_calls.of(lambda: self.take(resource, size, stream))
@@ -48,7 +50,7 @@ class FailureChecks:
 
     def test_every_driver_call_of_a_free_fails(self, resource, stream, driver_calls, refusals_allowed):
         """A free either raises and has freed nothing, so that it can be asked again, or has freed all the same."""
-        _needs_failures(driver_calls)
+        _needs_failures(self, driver_calls)
         size = self.sizes[-1]
         self.one_round(resource, stream)
         buffer = self.take(resource, size, stream)

@@ -45,6 +45,9 @@ class MemoryResourceTests(AllocationChecks, ReleaseChecks, FailureChecks, Capabi
         Whether buffers can be sent to another process through ``multiprocessing``.
     growable : bool
         Whether the resource has ``modify_allocation(buffer, new_size)``.
+    driver_failures : bool
+        Whether a driver call made by the resource may be made to fail. False where the memory is another library's that
+        ends the process or stops working then.
     machine_settings : hypothesis.settings
         How long the machine of random operations runs.
 
@@ -75,6 +78,7 @@ class MemoryResourceTests(AllocationChecks, ReleaseChecks, FailureChecks, Capabi
     stream_ordered: bool = False
     exportable: bool = False
     growable: bool = False
+    driver_failures: bool = True
     machine_settings: settings = settings(
         max_examples=15, stateful_step_count=20, deadline=None, derandomize=True
     )
