@@ -150,7 +150,8 @@ with warnings.catch_warnings(record=True) as seen:
     print(drain(20), sim.live().get("pool_allocation", 0))
 print([str(w.message) for w in seen])
 # The question for a capture is answered on a real device, too; what ends the process there is the free behind it.
-print({call.name for call in sim.refused()} & {"cuMemFreeAsync", "cuStreamQuery", "cuStreamSynchronize", "cuEventRecord"})
+fatal = {"cuMemFreeAsync", "cuStreamQuery", "cuStreamSynchronize", "cuEventRecord"}
+print({call.name for call in sim.refused()} & fatal)
 """
 
 
@@ -160,7 +161,13 @@ print({call.name for call in sim.refused()} & {"cuMemFreeAsync", "cuStreamQuery"
 @pytest.mark.parametrize("then", ["gone", "activated again"])
 def test_a_pool_frees_in_a_stream_of_a_context_that_was_reset(then, where, kind):
     """The memory is the pool's and goes back; nothing is put behind the stream, which went with its context."""
-    assert child_output(POOLS, then, where, kind).splitlines() == ["True", "{'LENT'}", "True 0", "[]", "set()"]
+    assert child_output(POOLS, then, where, kind).splitlines() == [
+        "True",
+        "{'LENT'}",
+        "True 0",
+        "[]",
+        "set()",
+    ]
 
 
 AFTERWARDS = """
