@@ -33,6 +33,9 @@ class Context:
     def __init__(self, *args: object, **kwargs: object) -> None:
         ...
 
+    def __reduce__(self) -> tuple[object, ...]:
+        ...
+
     @property
     def handle(self) -> driver.CUcontext | None:
         """CUcontext or None: the context as a ``cuda.bindings.driver`` object; None when it is closed."""

@@ -156,6 +156,9 @@ cdef class Context:
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("Context objects cannot be made directly; use Device.context or Stream.context")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("Context objects cannot be copied or pickled: each names one context of this process")
+
     @property
     def handle(self) -> driver.CUcontext | None:
         """CUcontext or None: the context as a ``cuda.bindings.driver`` object; None when it is closed."""

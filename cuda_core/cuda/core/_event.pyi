@@ -7,6 +7,7 @@ from cuda.core._context import Context
 from cuda.core._device import Device
 from cuda.core._event_descriptor import IPCEventDescriptor
 from dataclasses import dataclass
+from typing_extensions import Never
 
 __all__ = ["Event", "EventOptions"]
 
@@ -143,6 +144,12 @@ class Event:
         --------
         >>> stream.wait(Event.from_ipc_descriptor(descriptor))  # doctest: +SKIP
         """
+
+    def __copy__(self) -> Never:
+        ...
+
+    def __deepcopy__(self, memo: object) -> Never:
+        ...
 
     def __reduce__(self) -> tuple[object, ...]:
         ...

@@ -303,7 +303,19 @@ cdef class Event:
             raise RuntimeError("no CUDA context is current in which to open the event; call Device.set_current() first")
         return _open_event(ipc_descriptor)
 
+    def __copy__(self) -> Never:
+        raise TypeError("Event objects cannot be copied: each stands for one event of the driver")
+
+    def __deepcopy__(self, memo: object) -> Never:
+        raise TypeError("Event objects cannot be copied: each stands for one event of the driver")
+
     def __reduce__(self) -> tuple[object, ...]:
+        self._ensure_open()
+        if not self._shared:
+            raise TypeError(
+                "Event objects can only be pickled where another process can import them: this Event is not "
+                "IPC-enabled (ipc_enabled=True)"
+            )
         descriptor = self.ipc_descriptor
         warn_under_fork()
         return _receive_event, (descriptor, None if self._opened else self.device_id)

@@ -71,6 +71,9 @@ class StridedMemoryView:
     def __init__(self, obj: object | None = None, stream_ptr: int | None = None) -> None:
         ...
 
+    def __reduce__(self) -> tuple[object, ...]:
+        ...
+
     @classmethod
     def from_dlpack(cls, obj: object, stream_ptr: int | None = None) -> StridedMemoryView:
         """View an array through DLPack.

@@ -129,6 +129,9 @@ cdef class StridedMemoryView:
     def __dealloc__(self):
         free(self._numbers)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("StridedMemoryView objects cannot be copied or pickled: each looks at memory that others own")
+
     @classmethod
     def from_dlpack(cls, obj: object, stream_ptr: int | None = None) -> StridedMemoryView:
         """View an array through DLPack.

@@ -58,6 +58,9 @@ class Stream:
     def __init__(self, *args: object, **kwargs: object) -> None:
         ...
 
+    def __reduce__(self) -> tuple[object, ...]:
+        ...
+
     @staticmethod
     def from_handle(handle: driver.CUstream | int) -> Stream:
         """Wrap a ``CUstream`` that somebody else owns.

@@ -211,6 +211,9 @@ cdef class Stream:
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("Stream objects cannot be made directly; use Device.create_stream or Stream.from_handle")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("Stream objects cannot be copied or pickled: each stands for one stream of this process")
+
     @staticmethod
     def _token(size_t token):
         cdef StreamKind kind = STREAM_LEGACY if token == 1 else STREAM_PER_THREAD

@@ -28,7 +28,7 @@ EXPECTED = {
     "the_hash_of_a_closed_buffer": ("The hash of a buffer never changes", [False], [True]),
     "closing_under_a_view": ("Memory that somebody looks at stays", [0, 0], [1, 0]),
     "copying_a_buffer": (
-        "Buffers and pools cannot be copied",
+        "What stands for something of the driver cannot be copied",
         ["raises AttributeError"],
         ["raises TypeError"],
     ),

@@ -68,6 +68,9 @@ class ArrayView:
         self._host, self._device = buffer.is_host_accessible, buffer.is_device_accessible
         self._part = buffer[:]
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("ArrayView objects cannot be copied or pickled: each is one loan on a buffer")
+
     def _interface(self) -> dict[str, Any]:
         if self._part is None or self._part.is_closed:
             raise RuntimeError("ArrayView has been closed")

@@ -895,7 +895,14 @@ cdef class Buffer(Record):
     def __reduce__(self) -> tuple[object, ...]:
         if self.known_as is not None and not isinstance(self.known_as, IPCBufferDescriptor):
             return Buffer._reduce_helper, (self.known_as.resource_or_name(), self.known_as.descriptor)
-        descriptor = self.ipc_descriptor
+        try:
+            descriptor = self.ipc_descriptor
+        except OwnershipError:
+            raise
+        except RuntimeError as error:
+            raise TypeError(
+                f"{type(self).__name__} objects can only be pickled where another process can import them: {error}"
+            ) from None
         return Buffer._reduce_helper, (self.resource, descriptor)
 
     # -- what can be seen in every state ---------------------------------------------------------------------------

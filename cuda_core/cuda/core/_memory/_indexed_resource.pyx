@@ -29,7 +29,7 @@ from cuda.core._memory._transfer cimport Allocation, Slot, abort_hand_over, begi
 from cuda.core._stream cimport Stream_accept
 from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
 
-from cuda.core._errors import OwnershipError
+from cuda.core._errors import CUDAError, OwnershipError
 
 
 cdef class Holding:
@@ -270,6 +270,7 @@ cdef class IndexedResource(MemoryResource):
             raise ValueError(
                 f"size must be {holding.size}, that of the allocation at {<size_t>address:#x}, got {size}"
             )
+        self._lose_if_gone(holding)
         if allocation is not None:
             begin_hand_over(allocation, TAKER_DETACHED, "freed")
         holding.being_freed = True
@@ -284,6 +285,24 @@ cdef class IndexedResource(MemoryResource):
         if allocation is not None:
             commit_hand_over(allocation, None, TAKER_DETACHED)
             allocation.forget()
+        return 0
+
+    cdef int _lose_if_gone(self, Holding holding) except -1:
+        """Let an allocation be lost that went with its context, before the driver is asked for its address."""
+        cdef Record record
+        try:
+            self.ensure_not_lost(holding)
+        except CUDAError as error:
+            if getattr(error, "lost_place", None) is not None:
+                record = holding.record()
+                if record is not None and record.apply(EVENT_LOSE) == VERDICT_GO:
+                    record_ended(record)
+                self.end_free(holding, True)
+            raise
+        return 0
+
+    cdef int ensure_not_lost(self, Holding holding) except -1:
+        """Raise what tells that memory went with its context."""
         return 0
 
     cdef int free_record(self, Record record, StreamHandle* order) except -1:

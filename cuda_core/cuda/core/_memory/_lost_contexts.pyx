@@ -6,6 +6,7 @@ to the context of the thread which allocated, and a buffer of one device may be 
 place is taken from the memory: its device where it has one, and for memory of the host the context it was made in.
 """
 
+cimport cython
 from cuda.bindings cimport cydriver
 
 from cuda.core._context cimport device_of_primary_context
@@ -16,6 +17,7 @@ from cuda.core._stream_handle cimport STREAM_SET, StreamHandle
 cdef enum:
     _DEVICES = 4096
 
+# Place -> the numbers of the contexts there that were told of.
 cdef dict _reported = {}
 
 
@@ -44,16 +46,34 @@ cdef size_t place_of(Record record) noexcept:
     return place_of_context(stream.context) if stream != NULL and stream.context != NULL else 0
 
 
-cdef bint first_report_of(size_t place) except -1:
-    """Whether a lost place has not been told of yet. One report tells as much as a thousand.
+cdef unsigned long long number_of(Record record, size_t place) noexcept:
+    cdef StreamHandle* stream = record.stream
+    if stream != NULL and stream.kind == STREAM_SET and stream.member_count:
+        stream = stream.members[0]
+    if stream == NULL or stream.context == NULL or place_of_context(stream.context) != place:
+        return 0
+    return stream.context_id
 
-    What nobody can place is told of each time: silence could hide another context.
+
+cdef bint first_report_of(size_t place, unsigned long long number) except -1:
+    """Whether the loss of this context has not been told of yet. One report tells as much as a thousand.
+
+    A primary context that was reset comes back at its place with another number, and can be lost again. Where a number
+    is not known it is taken to be the one that was told. What nobody can place is told of each time: silence could hide
+    another context.
     """
-    cdef object mine
+    cdef set numbers
     if not place:
         return True
-    mine = object()
-    return _reported.setdefault(place, mine) is mine
+    with cython.critical_section(_reported):
+        numbers = _reported.get(place)
+        if numbers is None:
+            _reported[place] = {number}
+            return True
+        if not number or number in numbers:
+            return False
+        numbers.add(number)
+        return len(numbers) > 2 or 0 not in numbers
 
 
 cdef str describe_place(size_t place):

@@ -93,6 +93,9 @@ class MemoryResource:
     'DONE'
     """
 
+    def __reduce__(self) -> tuple[object, ...]:
+        ...
+
     def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> Buffer:
         """Allocate memory. To be overridden.
 

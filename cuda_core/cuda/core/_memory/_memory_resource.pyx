@@ -190,6 +190,11 @@ cdef class MemoryResource:
             except MemoryError:
                 pass
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            f"{type(self).__name__} objects cannot be copied or pickled: each stands for memory of this process"
+        )
+
     cdef object export_buffer(self, Record buffer):
         """Return the descriptor by which another process can import memory of this resource."""
         raise RuntimeError(f"{type(self).__name__} is not IPC-enabled")

@@ -205,6 +205,32 @@ cdef class PlainResource(IndexedResource):
             return <cydriver.CUcontext>holding.context
         return record.stream.context if record.stream != NULL else NULL
 
+    cdef int own(self, Record buffer) except -1:
+        """Take memory that was made elsewhere, and write down which context takes it along.
+
+        Asked while the context is there: later it is late. What the driver does not know stays unknown, and the
+        resource's context or the stream's is taken for it.
+        """
+        cdef Holding holding
+        cdef cydriver.CUcontext context = NULL
+        cdef unsigned long long id = 0
+        cdef cydriver.CUpointer_attribute name = cydriver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT
+        cdef void* value = &context
+        cdef cydriver.CUresult result
+        if buffer.size:
+            ensure_driver()
+            with nogil:  # the plural form answers NULL for an address that is not the driver's
+                result = cydriver.cuPointerGetAttributes(1, &name, &value, buffer.pointer)
+            check(result, b"cuPointerGetAttributes")
+            with nogil:
+                result = ask_for_id(context, &id)
+            check(result, b"cuCtxGetId")
+        IndexedResource.own(self, buffer)
+        if context != NULL:
+            holding = buffer.entry
+            holding.context, holding.context_id = <size_t>context, id
+        return 0
+
     cdef int ensure_not_gone(self, Record record) except -1:
         """Raise that memory went with its context, before the driver is asked for anything that went with it too.
 
@@ -217,7 +243,7 @@ cdef class PlainResource(IndexedResource):
             result = ask_for_context(context, id)
         if result == cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED:
             error = error_for(result, b"cuCtxGetId")
-            error.lost_place = place_of_context(context)
+            error.lost_place, error.lost_number = place_of_context(context), id
             self.end_free(self.begin_free(record), True)  # the address may come back, and means nothing then
             raise error
         check(result, b"cuCtxGetId")
@@ -232,6 +258,7 @@ cdef class PlainResource(IndexedResource):
             gone = context != NULL and context_is_gone(context, id)
         if gone or is_hopeless(<cydriver.CUresult><int>error.result):
             error.lost_place = place_of_context(context) if context != NULL else place_of(record)
+            error.lost_number = id
         return 0
 
     cdef int free_record(self, Record record, StreamHandle* order) except -1:
@@ -258,6 +285,18 @@ cdef class PlainResource(IndexedResource):
             self.end_free(holding, False)
             raise
         return self.note_free(record, holding)
+
+    cdef int ensure_not_lost(self, Holding holding) except -1:
+        cdef cydriver.CUcontext context = <cydriver.CUcontext>holding.context
+        cdef cydriver.CUresult result
+        with nogil:
+            result = ask_for_context(context, holding.context_id)
+        if result == cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED:
+            error = error_for(result, b"cuCtxGetId")
+            error.lost_place, error.lost_number = place_of_context(context), holding.context_id
+            raise error
+        check(result, b"cuCtxGetId")
+        return 0
 
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
         wait_for_order(order)

@@ -49,7 +49,7 @@ cdef struct Job:
     Failure failure
     size_t place               # what takes the memory along when it is lost
     cydriver.CUcontext context  # the memory goes with it; NULL for memory that outlives contexts
-    unsigned long long context_id  # its number when the memory was made, 0 where it is not known
+    unsigned long long context_id  # number of the one at that place when the memory was made, 0 where it is not known
     bint lost
     bint once                  # of a collection: never tried again
     bint told                  # that it could not be returned

@@ -23,7 +23,7 @@ from libcpp.atomic cimport atomic, memory_order_relaxed
 from cuda.core._context cimport context_is_gone
 from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, place_of
+from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, number_of, place_of
 from cuda.core._pthread cimport (
     pthread_atfork,
     pthread_cond_broadcast,
@@ -146,6 +146,7 @@ cdef struct Refusal:
     size_t size
     Failure failure
     size_t place
+    unsigned long long context_id
     bint once
 
 
@@ -170,6 +171,7 @@ cdef bint _next_refusal(Refusal* told) noexcept nogil:
 cdef void _copy_facts(Job* job, Refusal* told) noexcept nogil:
     told.serial, told.pointer, told.size = job.serial, job.pointer, job.size
     told.failure, told.place, told.once = job.failure, job.place, job.once
+    told.context_id = job.context_id
 
 
 cdef Job* _pop(Job** jobs) noexcept nogil:
@@ -217,7 +219,7 @@ cdef int _settle(void* unused) noexcept:
             break
         _copy_facts(job, &told)
         discard_job(job)
-        if first_report_of(told.place):
+        if first_report_of(told.place, told.context_id):
             _tell(&told, True)
     while _next_refusal(&told):
         _tell(&told, False)
@@ -403,6 +405,7 @@ cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data, Record
     job.order = retain_stream(order)
     job.serial, job.pointer, job.size = record.serial, record.pointer, record.size
     job.place = place_of(record)
+    job.context_id = number_of(record, job.place)
     if record.resource is not None:
         name = _type_name(record.resource)  # not asked of Python: a release needs no memory of its
         dot = strrchr(name, 46)

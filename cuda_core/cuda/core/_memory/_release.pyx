@@ -27,7 +27,7 @@ from cuda.core._memory._allocation cimport (
     record_ended,
 )
 from cuda.core._memory._interrupts cimport is_interrupt, pass_on
-from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, place_of
+from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, number_of, place_of
 from cuda.core._memory._ownership cimport (
     EVENT_ABORT_RELEASE,
     EVENT_BEGIN_AUTOMATIC_RELEASE,
@@ -169,6 +169,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
             # A deleter may know better: where it closed another buffer, it is that one's context.
             if getattr(error, "lost_place", None) is None:
                 error.lost_place = place_of(record)
+                error.lost_number = number_of(record, error.lost_place)
             record.apply(EVENT_LOSE)
             record_ended(record)
             record.forget()
@@ -261,7 +262,7 @@ cdef int _report_failed(Record record, object error, str what) except -1:
     if _is_lost(error):
         # Every buffer of a dead context fails in the same way.
         place = getattr(error, "lost_place", None) or 0
-        if first_report_of(place):
+        if first_report_of(place, getattr(error, "lost_number", 0)):
             where = describe_place(place)
             report(
                 f"{record.describe()} {what}: {error}. It is lost, like everything of {where}; further buffers of "

@@ -35,6 +35,9 @@ class Graph:
     def __init__(self, *args: object, **kwargs: object) -> None:
         ...
 
+    def __reduce__(self) -> tuple[object, ...]:
+        ...
+
     def close(self) -> None:
         """Destroy the graph. Closing twice is harmless. Launches in flight go on to their end.
 

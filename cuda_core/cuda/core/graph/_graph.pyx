@@ -237,6 +237,9 @@ cdef class Graph:
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("directly constructing a Graph instance is not supported; use GraphBuilder.complete()")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("Graph objects cannot be copied or pickled: each stands for one graph of the driver")
+
     cdef CapturedGraph* _open(self) except NULL:
         if not self._executable.load():
             raise RuntimeError("Graph has been closed")

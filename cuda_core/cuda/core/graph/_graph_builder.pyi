@@ -40,6 +40,9 @@ class GraphBuilder(GraphSource):
     def __init__(self, *args: object, **kwargs: object) -> None:
         ...
 
+    def __reduce__(self) -> tuple[object, ...]:
+        ...
+
     @property
     def stream(self) -> Stream:
         """Stream: what is captured.

@@ -73,6 +73,9 @@ cdef class GraphBuilder(GraphSource):
             "Stream.create_graph_builder()"
         )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("GraphBuilder objects cannot be copied or pickled: each stands for one capture")
+
     cdef int _ensure_open(self) except -1:
         if self._closed:
             raise RuntimeError("GraphBuilder has been closed")
