@@ -51,6 +51,7 @@ from cuda.core import (
     memory_report,
     utils,
 )
+from cuda.core._memory._ipc import IPCBufferDescriptor
 from cuda.core.adaptors import (
     FailingAdaptor,
     LimitAdaptor,
@@ -737,6 +738,11 @@ def sharing(pool: DeviceMemoryResource, buffer: Buffer, stream: Stream) -> None:
     descriptor = buffer.ipc_descriptor
     assert_type(descriptor.size, int)
     assert_type(Buffer.from_ipc_descriptor(pool, descriptor, stream=stream), Buffer)
+    assert_type(Buffer.from_ipc_descriptor(VirtualMemoryResource(0), descriptor, stream=stream), Buffer)
+    if not isinstance(descriptor, IPCBufferDescriptor):
+        assert_type(descriptor.chunk_sizes, tuple[int, ...])
+        with descriptor as opened:
+            assert_type(opened.is_closed, bool)
     handle.close()
 
 
@@ -825,6 +831,11 @@ def virtual_memory(device: Device, stream: Stream) -> None:
     resource.set_access(buffer, 1, None)
     assert_type(resource.get_access(buffer, 1), VirtualMemoryAccessType | None)
     assert_type(resource.wait_on_close, bool)
+    resource.pause(buffer)
+    resource.pause([buffer], keep_contents=True)
+    resource.resume(buffer)
+    resource.resume((buffer,))
+    assert_type(buffer.is_paused, bool)
     resource.deallocate(buffer.handle, buffer.size)
     values: list[str] = [
         VirtualMemoryGrowthType.EXACT,

@@ -16,9 +16,9 @@ from libc.stdlib cimport calloc, free
 
 from cuda.core._driver cimport check, error_for
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._graph_place cimport GraphPlace
+from cuda.core._memory._graph_place cimport GraphPlace, note_lent
 from cuda.core._memory._interrupts cimport raise_on_main_thread
-from cuda.core._memory._loans cimport Loan, new_loan
+from cuda.core._memory._loans cimport Loan, new_graph_loan
 from cuda.core._pthread cimport (
     pthread_atfork,
     pthread_cond_broadcast,
@@ -170,8 +170,14 @@ cdef int take_back(GraphLoan* loan) except -1:
     return result
 
 
-cdef PyObject* _open_loan(Record record) except NULL:
-    cdef Loan loan = new_loan(record, "captured")
+cdef PyObject* _open_loan(Record record, uint64_t capture) except NULL:
+    cdef Loan loan = new_graph_loan(record, "captured")
+    try:
+        if loan.of_graph:
+            note_lent(capture, loan.record.range)
+    except BaseException:
+        loan.end()
+        raise
     Py_INCREF(loan)
     return <PyObject*>loan
 
@@ -272,9 +278,9 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
         raise MemoryError("no memory for the loan of a graph")
     try:
         if not own_one:
-            lent.one = _open_loan(one)
+            lent.one = _open_loan(one, capture)
         if not own_other:
-            lent.other = _open_loan(other)
+            lent.other = _open_loan(other, capture)
     except BaseException:
         _end_all(lent)
         raise
