@@ -24,6 +24,7 @@ from shared_pools import Shared, descriptors
 from support import (
     GRANULE,
     attempt,
+    child_output,
     fill_granules,
     free_memory,
     granules_hold,
@@ -477,6 +478,30 @@ def test_the_importer_is_killed(resource, device):
     assert free_memory() == free
 
 
+def test_the_first_thing_that_a_program_sends_may_be_a_buffer():
+    """Nothing was exported before, and multiprocessing is imported last."""
+    assert child_output(FIRST_OF_ALL).split() == [str(6 << 20)]
+
+
+FIRST_OF_ALL = """
+from cuda.core import Device, VirtualMemoryResource
+
+Device(0).set_current()
+resource = VirtualMemoryResource(0)
+buffer = resource.modify_allocation(resource.allocate(2 << 20), 6 << 20)
+import pickle
+from multiprocessing import resource_sharer, set_start_method
+from multiprocessing.reduction import ForkingPickler
+
+set_start_method("spawn")
+there = pickle.loads(ForkingPickler.dumps(buffer))
+print(there.size)
+there.close()
+buffer.close()
+resource_sharer.stop()
+"""
+
+
 def test_threads_import_and_close_one_buffer(buffer, stream):
     descriptor = buffer.ipc_descriptor
     resource = VirtualMemoryResource(0)
@@ -532,8 +557,6 @@ def test_unpickling_makes_nothing_current(buffer):
 
 
 def test_sharing_at_exit_is_silent():
-    from support import child_output
-
     output = child_output(
         """
 from cuda.core import Buffer, Device, VirtualMemoryResource

@@ -15,6 +15,7 @@ from cuda.core import Buffer, CUDAError, CUDAWarning, VirtualMemoryResource
 from cuda.core._memory import _counters
 from cuda.core._memory._virtual_descriptor import VirtualBufferDescriptor, _receive_descriptor
 from cuda.core._memory._virtual_sharing import _receive_buffer
+from cuda.core._sent_payload import check_of
 from graph_tools import soon
 from shared_pools import descriptors, make
 from support import GRANULE, attempt, calls_in_order, fill_granules, free_memory, granules_hold, warnings_seen
@@ -98,9 +99,18 @@ def parts(world):
             pass  # it was fetched
 
 
+def checked(size, sizes, parts):
+    """Return a message with the check that an exporter would make of it: what is wrong in it is no damage."""
+    try:
+        payload = b"".join(part for part in parts if isinstance(part, bytes))
+        return size, sizes, parts, check_of("virtual memory", payload, size, *sizes)
+    except (TypeError, ValueError, OverflowError):
+        return size, sizes, parts, 0  # no exporter could have sent this
+
+
 def receive(*message):
     """Do what a process does with a message that has arrived."""
-    return _receive_buffer(_receive_descriptor(*message))
+    return _receive_buffer(_receive_descriptor(*checked(*message)))
 
 
 # --- failures of the driver ---------------------------------------------------------------------------------------
@@ -278,24 +288,24 @@ def test_ipc_06_a_number_in_a_message_is_never_taken(world):
     number = world.files[0]
     for forged in (number, str(number), None, (number,), -1, 2**40, object(), [number]):
         with pytest.raises(ValueError, match="has come along"):
-            _receive_descriptor(GRANULE, (GRANULE,), (forged,))
+            _receive_descriptor(*checked(GRANULE, (GRANULE,), (forged,)))
         with pytest.raises(ValueError):
-            _receive_descriptor(GRANULE, (GRANULE,), forged)
+            _receive_descriptor(*checked(GRANULE, (GRANULE,), forged))
     for length in (0, 63, 65, 1000):
         with pytest.raises(ValueError, match="a fabric handle is 64 bytes"):
-            _receive_descriptor(GRANULE, (GRANULE,), (bytes(length),))
+            _receive_descriptor(*checked(GRANULE, (GRANULE,), (bytes(length),)))
     world.is_whole()
 
 
 def test_ipc_06_more_chunks_than_any_buffer_has(world):
     count = (1 << 20) + 1
     with pytest.raises(ValueError, match="more than any buffer has"):
-        _receive_descriptor(count, (1,) * count, (b"",) * count)
+        _receive_descriptor(*checked(count, (1,) * count, (b"",) * count))
     world.is_whole()
 
 
 def test_a_fabric_handle_that_names_nothing_is_refused(world):
-    descriptor = _receive_descriptor(GRANULE, (GRANULE,), (bytes(64),))
+    descriptor = _receive_descriptor(*checked(GRANULE, (GRANULE,), (bytes(64),)))
     assert isinstance(descriptor, VirtualBufferDescriptor)
     assert not descriptor.is_closed
     assert pickle.loads(pickle.dumps(descriptor)).size == GRANULE
@@ -306,6 +316,48 @@ def test_a_fabric_handle_that_names_nothing_is_refused(world):
         _, error = attempt(take)
         assert isinstance(error, (ValueError, CUDAError)), error
     world.is_whole()
+
+
+def test_ipc_06_what_is_not_as_sent_reaches_no_driver(world, driver_watch):
+    """One wrong bit in a handle, a size or the check: a driver might believe it."""
+    handles = (bytes(range(64)), bytes(64))
+    sizes = (GRANULE, 3 * GRANULE)
+    size, _, _, check = message = checked(4 * GRANULE, sizes, handles)
+    assert pickle.loads(pickle.dumps(_receive_descriptor(*message))).size == size
+    damaged = [
+        (
+            *message[:2],
+            (handles[0][:place] + bytes([handles[0][place] ^ 64]) + handles[0][place + 1 :], handles[1]),
+        )
+        for place in range(64)
+    ]
+    damaged += [
+        (size, sizes, handles[::-1]),
+        (size, sizes[::-1], handles),
+        (size, (2 * GRANULE, 2 * GRANULE), handles),
+        (size, (GRANULE, 4 * GRANULE), handles),
+        (size - GRANULE, sizes, handles),
+    ]
+    wrong = [(*each, check) for each in damaged]
+    wrong += [
+        (*message[:3], each) for each in (0, check + 1, -check, True, "x", b"", None, float(check), 2**70)
+    ]
+    with driver_watch.no_call():
+        for each in wrong:
+            with pytest.raises(ValueError, match="not what its exporter has sent"):
+                _receive_descriptor(*each)
+    world.is_whole()
+
+
+def test_ipc_06_no_file_is_fetched_where_the_check_is_wrong(world, parts):
+    with world.buffer.ipc_descriptor as descriptor:
+        numbers = [int(handle) for handle in descriptor_handles(descriptor)]
+        message = checked(sum(SIZES), SIZES, parts(numbers))
+        before = descriptors()
+        with pytest.raises(ValueError, match="not what its exporter has sent"):
+            _receive_descriptor(*message[:3], message[3] ^ 1)
+        assert descriptors().keys() == before.keys()
+        receive(*message[:3]).close()
 
 
 def test_what_is_no_descriptor_at_all(world):

@@ -605,6 +605,7 @@ def reports() -> None:
         assert_type(resource.resource_id, int)
         assert_type(resource.device_id, int | None)
         assert_type(resource.size, int)
+        assert_type(resource.mapped_size, int)
         assert_type(resource.place, str)
         for allocation in resource.allocations:
             assert_type(allocation.serial, int)
@@ -613,6 +614,8 @@ def reports() -> None:
             assert_type(allocation.state, str)
             assert_type(allocation.loans, int)
             assert_type(allocation.busy, bool)
+            assert_type(allocation.mapped_size, int)
+            assert_type(allocation.paused, bool)
             assert_type(allocation.failed, bool)
             assert_type(allocation.age, int)
     for release in report.queued:

@@ -12,6 +12,7 @@ from cuda.core._memory._ipc cimport IPCAllocationHandle, own_descriptor
 
 from cuda.core._error_text import shown
 from cuda.core._memory._ipc import _receive
+from cuda.core._sent_payload import check_of, ensure_as_sent
 from cuda.core._start_method import warn_under_fork
 
 __all__ = ["VirtualBufferDescriptor"]
@@ -88,7 +89,11 @@ cdef class VirtualBufferDescriptor:
                 "a VirtualBufferDescriptor can only be sent through multiprocessing: a pickle carries no file "
                 "descriptor"
             )
-        return _receive_descriptor, (self.size, self.sizes, self.handles)
+        return _receive_descriptor, (self.size, self.sizes, self.handles, self._check())
+
+    cdef object _check(self):
+        """Return the check that travels along: on the numbers, and on handles that the driver wrote."""
+        return check_of("virtual memory", _payload(self.handles), self.size, *self.sizes)
 
     def __repr__(self) -> str:
         closed = " closed" if self.is_closed else ""
@@ -96,6 +101,11 @@ cdef class VirtualBufferDescriptor:
 
 
 # --- on the way ---------------------------------------------------------------------------------------------------
+
+
+cdef bytes _payload(tuple parts):
+    """Return the bytes among handles. A file descriptor has another number in each process, and is not in them."""
+    return b"".join([part for part in parts if type(part) is bytes])
 
 
 def _reduce_descriptor(descriptor):
@@ -120,13 +130,13 @@ def _reduce_descriptor(descriptor):
             parts.append(resource_sharer.DupFd(number))
         finally:
             handle.let_go()
-    return _receive_descriptor, (self.size, self.sizes, tuple(parts))
+    return _receive_descriptor, (self.size, self.sizes, tuple(parts), self._check())
 
 
 cdef int _ensure_layout(object size, object sizes, object parts) except -1:
-    """Raise ValueError unless the numbers of a message fit together."""
+    """Raise ValueError unless the numbers and handles of a message fit together."""
     cdef size_t total = 0
-    if not isinstance(sizes, tuple) or not isinstance(parts, tuple) or len(sizes) != len(parts):
+    if type(sizes) is not tuple or type(parts) is not tuple or len(sizes) != len(parts):
         raise ValueError(f"what was received names no chunks: {shown(sizes)}, {shown(parts)}")
     if len(sizes) > MOST_CHUNKS:
         raise ValueError(f"what was received names {len(sizes)} chunks, more than any buffer has")
@@ -141,32 +151,35 @@ cdef int _ensure_layout(object size, object sizes, object parts) except -1:
             raise ValueError("what was received says a size that no memory has")
     if size > total or (total and not size):
         raise ValueError(f"what was received says a size of {size} bytes in chunks of {total} bytes")
+    for part in parts:
+        if type(part) is bytes and len(part) != FABRIC_BYTES:
+            raise ValueError(f"a fabric handle is {FABRIC_BYTES} bytes, got {len(part)}")
     return 0
 
 
-def _receive_descriptor(size, sizes, parts):
+def _receive_descriptor(size, sizes, parts, check):
     """Make the descriptor in the process that has received it. It owns the file descriptors that have come along."""
     _ensure_layout(size, sizes, parts)
+    ensure_as_sent("virtual memory", check, _payload(parts), size, *sizes)
     handles = []
     try:
         for part in parts:
-            if isinstance(part, bytes):
-                if len(part) != FABRIC_BYTES:
-                    raise ValueError(f"a fabric handle is {FABRIC_BYTES} bytes, got {len(part)}")
-                handles.append(bytes(part))
-            else:
-                handles.append(own_descriptor(_receive(part), None))
+            handles.append(part if type(part) is bytes else own_descriptor(_receive(part), None))
     except BaseException:
         for handle in handles:
             if isinstance(handle, IPCAllocationHandle):
                 handle.close()
         raise
     enable_sending_descriptors()
-    return describe_chunks(size, tuple(sizes), tuple(handles))
+    return describe_chunks(size, sizes, tuple(handles))
 
 
 cdef int enable_sending_descriptors() except -1:
-    """Tell multiprocessing how descriptors are sent, once there is one: most programs never share anything."""
+    """Tell multiprocessing how descriptors are sent.
+
+    Before anything is pickled that may need it: a pickler takes the list of what it knows when it begins, and a buffer
+    makes its descriptor in the middle. Not with the package: most programs never share anything.
+    """
     from multiprocessing import reduction
 
     reduction.register(VirtualBufferDescriptor, _reduce_descriptor)

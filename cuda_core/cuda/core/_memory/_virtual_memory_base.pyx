@@ -14,6 +14,7 @@ from cuda.core._memory._ownership cimport STATE_OWNED, fresh
 from cuda.core._memory._queue cimport drain_for_memory
 from cuda.core._memory._release cimport must_queue, report, wait_for_order
 from cuda.core._memory._virtual_contents cimport let_contents_go
+from cuda.core._memory._virtual_descriptor cimport enable_sending_descriptors
 from cuda.core._memory._virtual_memory_request cimport check_fit, facts_of, prepare_request
 from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure, Parts
 from cuda.core._memory._virtual_queue cimport queue_parts
@@ -121,6 +122,8 @@ cdef class VirtualMemoryBase(IndexedResource):
         prepare_request(self._ordinal, self.config, &request, &granularity)
         if revision != self._revision and self.config.location_type != VirtualMemoryLocationType.DEVICE:
             self._ensure_place(&request, granularity)
+        if self.config.handle_type == VirtualMemoryHandleType.POSIX_FD:
+            enable_sending_descriptors()
         self._request = request
         self._granularity = granularity
         self._revision = revision

@@ -283,6 +283,12 @@ class VirtualMemoryResource(VirtualMemoryBase):
         Notes
         -----
         Makes no driver call, but for memory that was made elsewhere, of which the driver is asked once.
+
+        Examples
+        --------
+        >>> mr = VirtualMemoryResource(0)
+        >>> mr.get_access(mr.allocate(2 << 20), 0)
+        <VirtualMemoryAccessType.READ_WRITE: 'rw'>
         """
 
     def pause(self, buffers: Buffer | Iterable[Buffer], *, keep_contents: bool = False) -> None:

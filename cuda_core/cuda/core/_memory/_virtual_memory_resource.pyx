@@ -365,6 +365,12 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         Notes
         -----
         Makes no driver call, but for memory that was made elsewhere, of which the driver is asked once.
+
+        Examples
+        --------
+        >>> mr = VirtualMemoryResource(0)
+        >>> mr.get_access(mr.allocate(2 << 20), 0)
+        <VirtualMemoryAccessType.READ_WRITE: 'rw'>
         """
         return get_access(self, buf, device)
 

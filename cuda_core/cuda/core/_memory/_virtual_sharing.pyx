@@ -121,7 +121,7 @@ cdef object export_chunks(VirtualMemoryBase resource, Record record):
     mappings = buffer.range.parts.mappings
     size = buffer.size
     unclaim(buffer)
-    enable_sending_descriptors()
+    enable_sending_descriptors()  # of memory that was made elsewhere, by a resource that shares nothing itself
     try:
         for mapping in mappings:
             handles.append(_export_one(mapping.address))
