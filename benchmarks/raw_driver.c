@@ -215,3 +215,46 @@ int64_t raw_release(CUstream stream, size_t chunk, int64_t number, int64_t round
     }
     return elapsed;
 }
+
+// The chunks that `grows` grows by `step` make, the allocation counted as the first, where each maps at least half of
+// what is mapped already. The package's own rule; `step` is the granularity.
+static size_t geometric_chunks(size_t step, int64_t grows, size_t *sizes)
+{
+    size_t number = 0, mapped = 0;
+    for (int64_t i = 1; i <= grows; i++) {
+        size_t wanted = step * (size_t)i;
+        if (wanted <= mapped)
+            continue;
+        size_t half = (mapped / 2 + step - 1) / step * step;
+        sizes[number] = wanted - mapped > half ? wanted - mapped : half;
+        mapped += sizes[number++];
+    }
+    return number;
+}
+
+// Releases a buffer that has grown `grows` times by `step`, with geometric growth.
+int64_t raw_release_geometric(CUstream stream, size_t step, int64_t grows, int64_t rounds)
+{
+    size_t sizes[128]; // more than any number of grows makes
+    size_t number = geometric_chunks(step, grows, sizes);
+    size_t reserved = 2 * step * (size_t)grows;
+    int64_t elapsed = 0;
+    for (int64_t round = 0; round < rounds; round++) {
+        CUdeviceptr address, at;
+        TRY(call_cuMemAddressReserve(&address, reserved, 0, 0, 0));
+        at = address;
+        for (size_t i = 0; i < number; at += sizes[i++]) {
+            int64_t failed = add_chunk(at, sizes[i]);
+            if (failed)
+                return failed;
+        }
+        int64_t start = now();
+        TRY(call_cuStreamSynchronize(stream));
+        at = address;
+        for (size_t i = 0; i < number; at += sizes[i++])
+            TRY(call_cuMemUnmap(at, sizes[i]));
+        TRY(call_cuMemAddressFree(address, reserved));
+        elapsed += now() - start;
+    }
+    return elapsed;
+}

@@ -82,6 +82,9 @@ class RawDriver:
     def release(self, count, chunks, step):
         return self._chunks("raw_release", count, chunks, step)
 
+    def release_geometric(self, count, grows, step):
+        return self._chunks("raw_release_geometric", count, grows, step)
+
     def _chunks(self, name, count, chunks, step):
         total = self._call(
             name, self.stream, ctypes.c_size_t(step), ctypes.c_int64(chunks), ctypes.c_int64(count)

@@ -57,6 +57,18 @@ def plan(free, quick):
             Work(f"release {n} chunks", "release", max(1, 64 // n), (n, STEP), n * STEP, True, False)
             for n in (1, 8, 64, 512)
         ),
+        *(
+            Work(
+                f"release {n} grows, geometric",
+                "release_geometric",
+                max(1, 64 // n),
+                (n, STEP),
+                3 * n * STEP // 2,
+                True,
+                False,
+            )
+            for n in (8, 64, 512)
+        ),
         Work("borrow (from_handle) and close", "borrow_and_close", 5000, (), 0, False, True),
         Work("resource in Python, and close", "python_resource_and_close", 5000, (), 0, False, True),
     ]
@@ -177,6 +189,36 @@ def processor():
     return platform.machine()
 
 
+def description(driver_text, rounds, worker):
+    """Return what every report says first."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "driver": driver_text,
+        "rounds": rounds,
+        "this": worker.ask(side="facts")["facts"],
+    }
+
+
+def kept_by(worker, before):
+    """Return what the process holds that it did not hold before, kind to number."""
+    after = worker.ask(side="facts")["facts"]["held"]
+    return {
+        kind: number - before.get(kind, 0) for kind, number in after.items() if number > before.get(kind, 0)
+    }
+
+
+def choose(driver):
+    """Choose the driver, once: the processes that measure inherit it. Returns what it is, in words."""
+    sys.path.insert(0, str(HERE.parent / "examples"))
+    try:
+        from grow_buffer import choose_driver
+    finally:
+        del sys.path[0]
+    return choose_driver(driver)
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--driver", choices=("auto", "sim", "gpu"), default="auto")
@@ -197,11 +239,7 @@ def parse(arguments):
 
 def main(arguments=None):
     options = parse(arguments)
-    sys.path.insert(0, str(HERE.parent / "examples"))
-    from grow_buffer import choose_driver
-
-    # Chosen here once; the processes that measure inherit it.
-    driver_text = choose_driver(options.driver)
+    driver_text = choose(options.driver)
     ours = Worker(sys.executable, packages=os.environ.get("PYTHONPATH"), raw=compile_library())
     released, released_facts, not_timed = None, None, ""
     if options.released:
@@ -210,16 +248,7 @@ def main(arguments=None):
             released_facts = released.ask(side="facts")["facts"]
         except ProcessEnded as ended:
             released, not_timed = None, f"the release was not timed: {ended}"
-    report = {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "processor": processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "driver": driver_text,
-        "rounds": options.rounds,
-        "this": ours.ask(side="facts")["facts"],
-        "released": released_facts,
-        "work": [],
-    }
+    report = {**description(driver_text, options.rounds, ours), "released": released_facts, "work": []}
     this = report["this"]
     print(f"{report['date']}, {report['processor']}, {report['cpus']} CPUs")
     print(f"driver: {driver_text}, interface {this['driver']}, {this['device']}")
@@ -243,8 +272,7 @@ def main(arguments=None):
             ]
         )
         report["work"].append({"title": work.title, "operations": work.count, "nanoseconds": times})
-    after = ours.ask(side="facts")["facts"]["held"]
-    kept = {kind: n - this["held"].get(kind, 0) for kind, n in after.items() if n > this["held"].get(kind, 0)}
+    kept = kept_by(ours, this["held"])
     complaints = ours.close()
     if released is not None:
         released.close()  # it complains about every close

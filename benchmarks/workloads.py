@@ -114,6 +114,20 @@ class Workloads:
             elapsed += perf_counter_ns() - start
         return elapsed / count
 
+    def release_geometric(self, count, grows, step):
+        """Release what has grown as often; mapping ahead has made few chunks of it."""
+        options = VirtualMemoryResourceOptions(reserve_size=2 * grows * step, growth="geometric")
+        resource = VirtualMemoryResource(self.device, options)
+        elapsed = 0
+        for _ in range(count):
+            buffer = resource.allocate(step, stream=self.stream)
+            for number in range(2, grows + 1):
+                buffer = resource.modify_allocation(buffer, number * step)
+            start = perf_counter_ns()
+            buffer.close()
+            elapsed += perf_counter_ns() - start
+        return elapsed / count
+
     def borrow_and_close(self, count):
         from_handle, address = Buffer.from_handle, self.address
         start = perf_counter_ns()

@@ -6,11 +6,11 @@ import os
 import pickle
 
 from cuda.bindings import driver
-from cuda.core import Buffer, Device, Event
+from cuda.core import Buffer, Device, Event, VirtualMemoryResource
 from cuda.core._memory import _counters
 from cuda.core._memory._queue import drain
 from shared_pools import SHARED_EVENT, SIZE, descriptors, make
-from support import check, read, write
+from support import GRANULE, check, fill_granules, read, rights_of_granules, write
 
 kept = {}
 
@@ -62,6 +62,46 @@ def put(name, data):
 def says(name):
     buffer = kept[name]
     return buffer.is_mapped, buffer.size, buffer.memory_resource.is_mapped, buffer.ownership.name
+
+
+def says_of_virtual(name):
+    """Return what an imported virtual buffer says, and the rights of this process to each granule of it."""
+    buffer = kept[name]
+    return (
+        buffer.is_mapped,
+        buffer.size,
+        buffer.mapped_size,
+        buffer.ownership.name,
+        rights_of_granules(buffer),
+    )
+
+
+def pattern_of_granules(name):
+    """Return the first word of each granule."""
+    start()
+    buffer = kept[name]
+    return [read(buffer.handle + at, 4) for at in range(0, buffer.size, GRANULE)]
+
+
+def keep_and_tell(name, buffer):
+    """Keep what the process was started with, and return the first word of each granule."""
+    kept[name] = buffer
+    return pattern_of_granules(name)
+
+
+def get_pickled(name):
+    return pickle.dumps(kept[name])
+
+
+def fill_all(name, seed):
+    start()
+    fill_granules(kept[name], seed=seed)
+
+
+def import_virtual(name, descriptor, options):
+    """Import with rights of this process's own."""
+    start()
+    kept[name] = Buffer.from_ipc_descriptor(VirtualMemoryResource(0, options), descriptor, stream=stream())
 
 
 def same_mapping(one, other):

@@ -472,6 +472,20 @@ def run_child(code, *arguments, options=(), environment=None, timeout=120):
     )
 
 
+def watched_end(program, *options):
+    """Run a program in a file on the simulated driver; return its exit code, and what was said of what it has left."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "cuda_driver_sim", "--strict", *options, program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
 def child_output(code, *arguments, **keywords):
     """Run a child that must end well and quietly; return what it printed."""
     child = run_child(code, *arguments, **keywords)

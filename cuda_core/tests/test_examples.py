@@ -155,3 +155,62 @@ def test_the_pool_of_workers_notices_what_is_kept(driver_name, tmp_path):
         )
         assert run.returncode == 1
         assert said in run.stderr
+
+
+# --- kv_cache.py --------------------------------------------------------------------------------------------------
+
+
+def run_cache(program, driver_name, *options):
+    return subprocess.run(
+        [sys.executable, program, f"--driver={driver_name}", "--library=none", *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_cache_grows_and_gives_way_at_one_address(driver_name):
+    run = run_cache(EXAMPLES / "kv_cache.py", driver_name, "--steps=5", "--block=4")
+    assert (run.returncode, run.stderr) == (0, "")
+    lines = run.stdout.splitlines()
+    assert lines[-1] == "the contents are right, and all memory is back"
+    assert [line.split(" MiB")[0].split()[-1] for line in lines if "cache of" in line] == [
+        "4",
+        "8",
+        "12",
+        "16",
+        "20",
+    ]
+    (most,) = [line.split("taken")[1].split() for line in lines if "most memory taken" in line]
+    assert most == ["20", "MiB", "36", "MiB"], "beside the new buffer the old one is still there"
+    (same,) = [line.split("address")[1].split() for line in lines if "at the same address" in line]
+    assert same[0] == "yes"
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_cache_notices_what_is_wrong(driver_name, tmp_path):
+    """Contents that a pause has lost, and memory that is kept, end with exit code 1."""
+    source = (EXAMPLES / "kv_cache.py").read_text()
+    (tmp_path / "grow_buffer.py").write_text((EXAMPLES / "grow_buffer.py").read_text())
+    program = tmp_path / "kv_cache.py"
+    for right, wrong, said in (
+        (
+            "self.resource.pause(self.buffer, keep_contents=True)",
+            "self.resource.pause(self.buffer)",
+            "held before",
+        ),
+        ("        self.resource.pause(self.buffer, keep_contents=True)\n", "", "gives its memory"),
+        (
+            "    cache.close()\n    return result\n",
+            "    kept.append(cache)\n    return result\n",
+            "memory is back",
+        ),
+    ):
+        assert right in source
+        program.write_text(
+            source.replace(right, wrong).replace("MIB = 1 << 20\n", "MIB = 1 << 20\nkept = []\n")
+        )
+        run = run_cache(program, driver_name, "--steps=3")
+        assert run.returncode == 1
+        assert said in run.stderr

@@ -23,6 +23,7 @@ from support import (
     run_child,
     still_allocated,
     warnings_seen,
+    watched_end,
     write,
 )
 
@@ -504,3 +505,29 @@ def test_a_builder_belongs_to_the_device_of_its_stream(device):
     with pytest.raises(CUDAError, match="set_current"):
         second.create_graph_builder()
     check(driver.cuDeviceGraphMemTrim(1))
+
+
+@pytest.mark.sim_only
+def test_a_program_that_ends_waits_for_what_its_last_graph_lent(tmp_path):
+    """The driver tells of a graph's end some time after it."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+from cuda.core import Device, DeviceMemoryResource
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+pool = DeviceMemoryResource(device)
+buffer = pool.allocate(1 << 20, stream=stream)
+builder = stream.create_graph_builder().begin_building()
+buffer.fill(2, stream=builder)
+graph = builder.end_building().complete()
+builder.close()
+buffer.close()
+graph.launch(stream)
+graph.close()
+stream.sync()
+"""
+    )
+    for _ in range(5):
+        assert watched_end(program) == (0, "")

@@ -169,6 +169,30 @@ def test_a_grow_leaves_one(device, resource):
         buffer.fill(0, stream=device.default_stream)
 
 
+def test_a_paused_buffer_has_addresses_and_no_memory(device):
+    resource = VirtualMemoryResource(0, {"growth": "geometric"})
+    small = resource.allocate(8 * GRANULE)
+    buffer = resource.modify_allocation(small, 9 * GRANULE)
+    (one,) = live().values()
+    assert (one.size, one.mapped_size, one.paused) == (9 * GRANULE, 12 * GRANULE, False)
+    assert f"{bytes_text(9 * GRANULE)} in 1 allocation, {bytes_text(12 * GRANULE)} mapped" in str(
+        memory_report()
+    )
+    resource.pause(buffer)
+    (one,) = live().values()
+    assert (one.state, one.size, one.mapped_size, one.paused) == ("OWNED", 9 * GRANULE, 0, True)
+    report = memory_report()
+    assert [each.mapped_size for each in report.resources] == [0]
+    assert f"{bytes_text(9 * GRANULE)} in 1 allocation, 0 B mapped" in str(report)
+    assert "OWNED paused" in str(report)
+    assert report.to_dict()["resources"][0]["allocations"][0]["paused"] is True
+    resource.resume(buffer)
+    (one,) = live().values()
+    assert (one.mapped_size, one.paused) == (12 * GRANULE, False)
+    buffer.close()
+    assert not live()
+
+
 def test_borrowed_memory_is_not_there(device):
     held_elsewhere = ctypes.create_string_buffer(64)
     view = Buffer.from_handle(ctypes.addressof(held_elsewhere), 64, owner=held_elsewhere)

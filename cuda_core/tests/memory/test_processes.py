@@ -13,7 +13,7 @@ from cuda.core import CloseResult, Device, DeviceMemoryResource, Event
 from cuda.core._memory import _counters
 from peer_process import Peer, PeerFailed
 from shared_pools import KINDS, SHARED_EVENT, SIZE, descriptors, make
-from support import fill, read, write
+from support import fill, read, watched_end, write
 
 METHODS = ("spawn", "forkserver")
 
@@ -31,6 +31,14 @@ def process(request, devices):
         peer.call("drop", "back")
         peer.call("drop", "warm up")
         peer.call("drop", "warm up pool")
+    event = peer.call("record", "warm up")  # a process keeps a file open for the events that it shares
+    stream = Device(0).create_stream()
+    mine = stream.record(options=SHARED_EVENT)
+    peer.call("keep", "back", mine)
+    for name in ("back", "warm up"):
+        peer.call("close_thing", name)
+    for thing in (event, mine, stream):
+        thing.close()
     del theirs
     gc.collect()
     yield peer
@@ -284,13 +292,19 @@ def test_an_event_of_the_other_process_is_waited_for(peer, stream):
 
 
 @pytest.mark.provokes_refusals
-def test_an_event_that_is_gone_is_not_opened(peer):
+def test_an_event_that_is_gone_is_not_opened(driver_name, peer):
+    """Or it is one that is done: a device's driver keeps what a name stands for, even when the process has ended."""
     event = peer.call("record", "theirs")
     name = event.ipc_descriptor
     event.close()
     peer.call("close_thing", "theirs")
-    with pytest.raises(ValueError, match="names no event"):
-        Event.from_ipc_descriptor(name)
+    if driver_name == "sim":
+        with pytest.raises(ValueError, match="names no event"):
+            Event.from_ipc_descriptor(name)
+        return
+    again = Event.from_ipc_descriptor(name)
+    assert again.is_done
+    again.close()
 
 
 @pytest.mark.watched
@@ -342,3 +356,37 @@ def test_a_uuid_does_not_open_a_pool(peer, shared):
     assert str(resource.uuid) in text
     assert resource.uuid != uuid.UUID(int=0)
     resource.close()
+
+
+@pytest.mark.sim_only
+def test_a_process_that_ends_with_an_open_import_is_refused_nothing(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import multiprocessing
+from cuda.core import Device, DeviceMemoryResource
+
+def work(buffer):
+    print(buffer.is_mapped)
+
+if __name__ == "__main__":
+    device = Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    pool = DeviceMemoryResource(device, {"ipc_enabled": True, "max_size": 64 << 20})
+    buffer = pool.allocate(4096, stream=stream)
+    stream.sync()
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(buffer,))
+    process.start()
+    process.join()
+    print(process.exitcode)
+    buffer.close()
+    stream.sync()
+    pool.close()
+    stream.close()
+"""
+    )
+    code, said = watched_end(program)
+    assert code == 1, said
+    assert "refused" not in said
+    assert "left live: 1 memory pool, 1 pool allocation" in said  # of the process that left them

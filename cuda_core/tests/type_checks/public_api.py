@@ -51,6 +51,7 @@ from cuda.core import (
     memory_report,
     utils,
 )
+from cuda.core._memory._ipc import IPCBufferDescriptor
 from cuda.core.adaptors import (
     FailingAdaptor,
     LimitAdaptor,
@@ -604,6 +605,7 @@ def reports() -> None:
         assert_type(resource.resource_id, int)
         assert_type(resource.device_id, int | None)
         assert_type(resource.size, int)
+        assert_type(resource.mapped_size, int)
         assert_type(resource.place, str)
         for allocation in resource.allocations:
             assert_type(allocation.serial, int)
@@ -612,6 +614,8 @@ def reports() -> None:
             assert_type(allocation.state, str)
             assert_type(allocation.loans, int)
             assert_type(allocation.busy, bool)
+            assert_type(allocation.mapped_size, int)
+            assert_type(allocation.paused, bool)
             assert_type(allocation.failed, bool)
             assert_type(allocation.age, int)
     for release in report.queued:
@@ -737,6 +741,11 @@ def sharing(pool: DeviceMemoryResource, buffer: Buffer, stream: Stream) -> None:
     descriptor = buffer.ipc_descriptor
     assert_type(descriptor.size, int)
     assert_type(Buffer.from_ipc_descriptor(pool, descriptor, stream=stream), Buffer)
+    assert_type(Buffer.from_ipc_descriptor(VirtualMemoryResource(0), descriptor, stream=stream), Buffer)
+    if not isinstance(descriptor, IPCBufferDescriptor):
+        assert_type(descriptor.chunk_sizes, tuple[int, ...])
+        with descriptor as opened:
+            assert_type(opened.is_closed, bool)
     handle.close()
 
 
@@ -825,6 +834,11 @@ def virtual_memory(device: Device, stream: Stream) -> None:
     resource.set_access(buffer, 1, None)
     assert_type(resource.get_access(buffer, 1), VirtualMemoryAccessType | None)
     assert_type(resource.wait_on_close, bool)
+    resource.pause(buffer)
+    resource.pause([buffer], keep_contents=True)
+    resource.resume(buffer)
+    resource.resume((buffer,))
+    assert_type(buffer.is_paused, bool)
     resource.deallocate(buffer.handle, buffer.size)
     values: list[str] = [
         VirtualMemoryGrowthType.EXACT,

@@ -79,6 +79,7 @@ cdef class Record:
     cdef uint64_t taker_serial(self) noexcept nogil
     cdef void set_taker_serial(self, uint64_t serial) noexcept nogil
     cdef int ensure_usable(self) except -1
+    cdef int ensure_not_paused(self, str what) except -1
     cdef object refusal(self, int verdict, str what)
     cdef void copy_recipe(self, Record source) noexcept
     cdef void forget(self) noexcept

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from cuda.core._memory import DeviceMemoryResource
 from cuda.core._memory import PinnedMemoryResource
+from cuda.core._memory import VirtualMemoryResource
 from cuda.core._memory._allocation import Record
 from cuda.core._memory._array_view import ArrayView
 from cuda.core._memory._copy_options import CopyOptions
@@ -13,6 +14,7 @@ from cuda.core._memory._ipc import IPCBufferDescriptor
 from cuda.core._memory._memory_resource import MemoryResource
 from cuda.core._memory._release import CloseResult
 from cuda.core._memory._transfer import Allocation
+from cuda.core._memory._virtual_descriptor import VirtualBufferDescriptor
 from cuda.core._stream import Stream
 from cuda.core.graph._graph_builder import GraphBuilder
 from cuda.core.typing import DevicePointerType
@@ -483,32 +485,35 @@ class Buffer(Record):
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
     @property
-    def ipc_descriptor(self) -> IPCBufferDescriptor:
-        """IPCBufferDescriptor: the name by which another process can import the memory. It keeps nothing alive.
+    def ipc_descriptor(self) -> IPCBufferDescriptor | VirtualBufferDescriptor:
+        """IPCBufferDescriptor or VirtualBufferDescriptor: what another process needs to import the memory.
 
-        Of a buffer that was imported, it is the exporter's.
+        For memory of a pool it is a name that keeps nothing alive; of a buffer that was imported, it is the exporter's.
+        For virtual memory each reading makes a new one, which holds file descriptors until it is closed or gone.
 
         Raises
         ------
         OwnershipError
             If the buffer is closed, or being released or moved by another call.
         RuntimeError
-            If the buffer is not of a resource that was made with ``ipc_enabled=True``.
+            If the buffer is not of a resource that was made with ``ipc_enabled=True``, or is virtual memory that was
+            made with ``handle_type=None`` or imported itself.
         CUDAError
             If the driver refuses.
         """
 
     @classmethod
-    def from_ipc_descriptor(cls, mr: DeviceMemoryResource | PinnedMemoryResource, ipc_descriptor: IPCBufferDescriptor, *, stream: Stream | GraphBuilder) -> Buffer:
+    def from_ipc_descriptor(cls, mr: DeviceMemoryResource | PinnedMemoryResource | VirtualMemoryResource, ipc_descriptor: IPCBufferDescriptor | VirtualBufferDescriptor, *, stream: Stream | GraphBuilder) -> Buffer:
         """Import a buffer of another process.
 
         Parameters
         ----------
-        mr : DeviceMemoryResource or PinnedMemoryResource
+        mr : DeviceMemoryResource, PinnedMemoryResource or VirtualMemoryResource
             The resource of the exporter, opened here with ``from_allocation_handle`` or received through
-            ``multiprocessing``.
-        ipc_descriptor : IPCBufferDescriptor
-            What :attr:`ipc_descriptor` was there.
+            ``multiprocessing``. For virtual memory any resource of this process for the same place: the rights are
+            those of its options.
+        ipc_descriptor : IPCBufferDescriptor or VirtualBufferDescriptor
+            What :attr:`ipc_descriptor` was there. It stays the caller's, and can be imported again.
         stream : Stream
             The stream that orders the release.
 
@@ -582,7 +587,17 @@ class Buffer(Record):
 
     @property
     def mapped_size(self) -> int:
-        """int: how many bytes of physical memory are mapped. The size, for memory that is not virtual."""
+        """int: how many bytes of physical memory are mapped; 0 while paused. The size, where memory is not virtual."""
+
+    @property
+    def is_paused(self) -> bool:
+        """bool: whether the memory is away and only the addresses are there; see :meth:`VirtualMemoryResource.pause`.
+
+        Raises
+        ------
+        OwnershipError
+            If the buffer is closed, or being released or moved by another call.
+        """
 
     @property
     def capacity(self) -> int:

@@ -31,6 +31,7 @@ from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._memory._queue cimport wait_for_room
 from cuda.core._memory._release cimport release_from_collection, report
 from cuda.core._memory._transfer cimport Allocation, hand_over
+from cuda.core._memory._virtual_descriptor cimport VirtualBufferDescriptor
 from cuda.core._stream cimport Stream, Stream_accept, bind_default_stream, bind_stream, stream_for_python
 from cuda.core._stream_handle cimport (
     STREAM_LEGACY,
@@ -793,17 +794,19 @@ cdef class Buffer(Record):
     # -- other processes -------------------------------------------------------------------------------------------
 
     @property
-    def ipc_descriptor(self) -> IPCBufferDescriptor:
-        """IPCBufferDescriptor: the name by which another process can import the memory. It keeps nothing alive.
+    def ipc_descriptor(self) -> IPCBufferDescriptor | VirtualBufferDescriptor:
+        """IPCBufferDescriptor or VirtualBufferDescriptor: what another process needs to import the memory.
 
-        Of a buffer that was imported, it is the exporter's.
+        For memory of a pool it is a name that keeps nothing alive; of a buffer that was imported, it is the exporter's.
+        For virtual memory each reading makes a new one, which holds file descriptors until it is closed or gone.
 
         Raises
         ------
         OwnershipError
             If the buffer is closed, or being released or moved by another call.
         RuntimeError
-            If the buffer is not of a resource that was made with ``ipc_enabled=True``.
+            If the buffer is not of a resource that was made with ``ipc_enabled=True``, or is virtual memory that was
+            made with ``handle_type=None`` or imported itself.
         CUDAError
             If the driver refuses.
         """
@@ -815,16 +818,19 @@ cdef class Buffer(Record):
                 raise RuntimeError(f"the memory is of no resource that could share it ({self.describe()})")
             lend(self, "exported")
             try:
-                self.known_as = (<MemoryResource>self.resource).export_buffer(self)
+                descriptor = (<MemoryResource>self.resource).export_buffer(self)
             finally:
                 end_loan(self)
+            if not isinstance(descriptor, IPCBufferDescriptor):
+                return descriptor  # it holds something for the caller to close
+            self.known_as = descriptor
         return self.known_as
 
     @classmethod
     def from_ipc_descriptor(
         cls,
-        mr: DeviceMemoryResource | PinnedMemoryResource,
-        ipc_descriptor: IPCBufferDescriptor,
+        mr: DeviceMemoryResource | PinnedMemoryResource | VirtualMemoryResource,
+        ipc_descriptor: IPCBufferDescriptor | VirtualBufferDescriptor,
         *,
         stream: Stream | GraphBuilder,
     ) -> Buffer:
@@ -832,11 +838,12 @@ cdef class Buffer(Record):
 
         Parameters
         ----------
-        mr : DeviceMemoryResource or PinnedMemoryResource
+        mr : DeviceMemoryResource, PinnedMemoryResource or VirtualMemoryResource
             The resource of the exporter, opened here with ``from_allocation_handle`` or received through
-            ``multiprocessing``.
-        ipc_descriptor : IPCBufferDescriptor
-            What :attr:`ipc_descriptor` was there.
+            ``multiprocessing``. For virtual memory any resource of this process for the same place: the rights are
+            those of its options.
+        ipc_descriptor : IPCBufferDescriptor or VirtualBufferDescriptor
+            What :attr:`ipc_descriptor` was there. It stays the caller's, and can be imported again.
         stream : Stream
             The stream that orders the release.
 
@@ -869,10 +876,10 @@ cdef class Buffer(Record):
         cdef MemoryResource resource
         if not isinstance(mr, MemoryResource):
             raise TypeError(f"mr must be a MemoryResource, got {type(mr).__name__}: {shown(mr)}")
-        if not isinstance(ipc_descriptor, IPCBufferDescriptor):
+        if not isinstance(ipc_descriptor, (IPCBufferDescriptor, VirtualBufferDescriptor)):
             raise TypeError(
-                f"ipc_descriptor must be an IPCBufferDescriptor, got {type(ipc_descriptor).__name__}: "
-                f"{shown(ipc_descriptor)}"
+                f"ipc_descriptor must be an IPCBufferDescriptor or a VirtualBufferDescriptor, "
+                f"got {type(ipc_descriptor).__name__}: {shown(ipc_descriptor)}"
             )
         resource = mr
         return resource.import_buffer(ipc_descriptor, bind_stream(Stream_accept(stream)))
@@ -903,7 +910,8 @@ cdef class Buffer(Record):
             raise TypeError(
                 f"{type(self).__name__} objects can only be pickled where another process can import them: {error}"
             ) from None
-        return Buffer._reduce_helper, (self.resource, descriptor)
+        reduced = (<MemoryResource>self.resource).reduce_buffer(self, descriptor)
+        return reduced if reduced is not None else (Buffer._reduce_helper, (self.resource, descriptor))
 
     # -- what can be seen in every state ---------------------------------------------------------------------------
 
@@ -962,15 +970,31 @@ cdef class Buffer(Record):
             name += f" {self.transferred_to.name}"
         elif state == STATE_RELEASED and self.is_lost():
             name += " lost"
+        elif state == STATE_OWNED and self.range is not None and self.range.paused.load():
+            name += " paused"
         return f"<{type(self).__name__} #{self.serial} {name} ptr={<size_t>self.pointer:#x} size={self.size}>"
 
     # -- what needs an open buffer ---------------------------------------------------------------------------------
 
     @property
     def mapped_size(self) -> int:
-        """int: how many bytes of physical memory are mapped. The size, for memory that is not virtual."""
+        """int: how many bytes of physical memory are mapped; 0 while paused. The size, where memory is not virtual."""
         self.ensure_usable()
-        return self.size if self.range is None else self.range.mapped
+        if self.range is None:
+            return self.size
+        return 0 if self.range.paused.load() else self.range.mapped
+
+    @property
+    def is_paused(self) -> bool:
+        """bool: whether the memory is away and only the addresses are there; see :meth:`VirtualMemoryResource.pause`.
+
+        Raises
+        ------
+        OwnershipError
+            If the buffer is closed, or being released or moved by another call.
+        """
+        self.ensure_usable()
+        return self.range is not None and self.range.paused.load() != 0
 
     @property
     def capacity(self) -> int:

@@ -8,17 +8,19 @@ puts the loan on a list; a Python thread ends it.
 
 import atexit
 import threading
+import time
 
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
+from libcpp.atomic cimport atomic
 
 from cuda.core._driver cimport check, error_for
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._graph_place cimport GraphPlace
+from cuda.core._memory._graph_place cimport GraphPlace, note_lent
 from cuda.core._memory._interrupts cimport raise_on_main_thread
-from cuda.core._memory._loans cimport Loan, new_loan
+from cuda.core._memory._loans cimport Loan, new_graph_loan
 from cuda.core._pthread cimport (
     pthread_atfork,
     pthread_cond_broadcast,
@@ -37,6 +39,10 @@ cdef struct Lent:
     PyObject* one      # each is a reference, to a Loan mostly; NULL for none
     PyObject* other
 
+# Seconds. The driver tells of a graph's end some time after it: a program that ends waits so long for the last of them.
+cdef double _PATIENCE = 0.1
+
+cdef atomic[long] _held   # by graphs, or on the list
 cdef pthread_mutex_t _mutex
 cdef pthread_cond_t _changed
 cdef Lent* _left = NULL      # the graph is gone, the loans are still open
@@ -62,6 +68,7 @@ cdef void _after_fork_in_child() noexcept nogil:
     global _left
     _init_locks()
     _left = NULL
+    _held.store(0)
 
 
 _init_locks()
@@ -100,6 +107,7 @@ cdef void _end_all(Lent* lent) noexcept:
         _end(lent.one)
         _end(lent.other)
         free(lent)
+        _held.fetch_sub(1)
         lent = following
 
 
@@ -126,6 +134,9 @@ def _stop():
     thread = _thread
     if thread is None or not thread.is_alive():
         return
+    deadline = time.monotonic() + _PATIENCE
+    while _held.load() > 0 and time.monotonic() < deadline:
+        time.sleep(0.001)
     with nogil:
         pthread_mutex_lock(&_mutex)
         _stopping = True
@@ -170,8 +181,14 @@ cdef int take_back(GraphLoan* loan) except -1:
     return result
 
 
-cdef PyObject* _open_loan(Record record) except NULL:
-    cdef Loan loan = new_loan(record, "captured")
+cdef PyObject* _open_loan(Record record, uint64_t capture) except NULL:
+    cdef Loan loan = new_graph_loan(record, "captured")
+    try:
+        if loan.of_graph:
+            note_lent(capture, loan.record.range)
+    except BaseException:
+        loan.end()
+        raise
     Py_INCREF(loan)
     return <PyObject*>loan
 
@@ -216,6 +233,7 @@ cdef int keep_for_graph(StreamHandle* order, object kept, GraphLoan* loan) excep
     lent = <Lent*>calloc(1, sizeof(Lent))
     if lent == NULL:
         raise MemoryError("no memory for what a graph keeps")
+    _held.fetch_add(1)
     Py_INCREF(kept)
     lent.one = <PyObject*>kept
     return _give(lent, loan)
@@ -270,11 +288,12 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
     lent = <Lent*>calloc(1, sizeof(Lent))
     if lent == NULL:
         raise MemoryError("no memory for the loan of a graph")
+    _held.fetch_add(1)
     try:
         if not own_one:
-            lent.one = _open_loan(one)
+            lent.one = _open_loan(one, capture)
         if not own_other:
-            lent.other = _open_loan(other)
+            lent.other = _open_loan(other, capture)
     except BaseException:
         _end_all(lent)
         raise

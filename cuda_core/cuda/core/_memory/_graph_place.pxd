@@ -39,6 +39,7 @@ cdef struct CapturedGraph:
 
 cdef class GraphReference:
     cdef CapturedGraph* graph
+    cdef set lent               # ranges of virtual memory that it has the addresses of; they may be paused
     cdef object __weakref__
 
 cdef class GraphPlace(Keeper):
@@ -52,6 +53,7 @@ cdef CapturedGraph* retain_graph(CapturedGraph* graph) noexcept nogil
 cdef void release_graph(CapturedGraph* graph) noexcept nogil
 cdef void release_graph_on_reaper(CapturedGraph* graph) noexcept nogil
 cdef GraphReference reference_of_capture(uint64_t id)
+cdef int note_lent(uint64_t id, object range_) except -1
 cdef int continue_on(CapturedGraph* graph, cydriver.CUstream stream) except -1
 cdef void stop_on(CapturedGraph* graph, cydriver.CUstream stream) noexcept nogil
 cdef bint continues(CapturedGraph* graph, cydriver.CUstream stream) noexcept nogil

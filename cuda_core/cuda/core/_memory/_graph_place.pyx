@@ -144,6 +144,18 @@ cdef GraphReference reference_of_capture(uint64_t id):
     return _known.setdefault(id, self)  # another thread may have come first
 
 
+cdef int note_lent(uint64_t id, object range_) except -1:
+    """Note that the graph of a capture has addresses of a range. Of graphs that nobody here launches nothing is noted.
+    """
+    cdef GraphReference reference = _known.get(id)
+    if reference is None:
+        return 0
+    if reference.lent is None:
+        reference.lent = set()
+    reference.lent.add(range_)
+    return 0
+
+
 cdef int continue_on(CapturedGraph* graph, cydriver.CUstream stream) except -1:
     """Note a stream on which work may follow after a free node: what comes later will join the capture."""
     cdef cydriver.CUstream* longer

@@ -18,7 +18,7 @@ def live_allocations() -> list[tuple[Any, ...]]:
     list of tuple
         Of each allocation its serial number, address, size in bytes, device ordinal (-1 where the record has none),
         resource, the type of what holds it, ``"OWNED"`` or ``"LENT"``, the number of loans, whether a call is releasing
-        or moving it, and whether a release has failed.
+        or moving it, whether a release has failed, how many bytes are mapped, and whether it is paused.
     """
 
 def newest() -> int:

@@ -41,6 +41,8 @@ cdef struct Facts:
     uint32_t epoch
     uintptr_t pointer
     size_t size
+    size_t mapped
+    int paused
     int16_t device_id
     PyObject* resource
     PyObject* kind
@@ -64,7 +66,11 @@ cdef void _copy(Link* link, void* data) noexcept:
         facts.bits = (<Record>record).word.load()
         facts.epoch = (<Record>record).epoch
         facts.pointer = (<Record>record).pointer
-        facts.size = (<Record>record).size
+        facts.size = facts.mapped = (<Record>record).size
+        facts.paused = 0
+        if <void*>(<Record>record).range != NULL and (<Record>record).word != &(<Record>record).own_word:
+            facts.paused = (<Record>record).range.paused.load()
+            facts.mapped = 0 if facts.paused else (<Record>record).range.mapped
         facts.device_id = (<Record>record).device_id
         facts.resource = <PyObject*>(<Record>record).resource
         facts.kind = _type_of(record)
@@ -99,7 +105,7 @@ def live_allocations() -> list[tuple[Any, ...]]:
     list of tuple
         Of each allocation its serial number, address, size in bytes, device ordinal (-1 where the record has none),
         resource, the type of what holds it, ``"OWNED"`` or ``"LENT"``, the number of loans, whether a call is releasing
-        or moving it, and whether a release has failed.
+        or moving it, whether a release has failed, how many bytes are mapped, and whether it is paused.
     """
     cdef Copies copies
     cdef Facts* facts
@@ -133,6 +139,8 @@ def live_allocations() -> list[tuple[Any, ...]]:
                 (facts.bits & LOANS_MASK) >> 16,
                 bool(facts.bits & CLAIM_MASK),
                 bool(facts.bits & FAILED_BIT),
+                facts.mapped,
+                bool(facts.paused),
             ))
     finally:
         _let_go(&copies)

@@ -11,6 +11,7 @@ cdef int end_loan(Record record) noexcept
 cdef class Loan:
     cdef Record record
     cdef atomic[int] open
+    cdef bint of_graph          # whoever has it uses the address only when the graph is launched
     cdef int end(self) noexcept
     cdef int end_or_raise(self, bint may_raise) except -1
 
@@ -18,3 +19,4 @@ cdef class Loan:
 cdef int close_record(Record record, int event, StreamHandle* order, int waiting) except -1
 
 cdef Loan new_loan(Record record, str what)
+cdef Loan new_graph_loan(Record record, str what)

@@ -21,6 +21,7 @@ from cuda.core._memory._ownership cimport (
     EVENT_END_LOAN,
     EVENT_LEND,
     LOANS_MASK,
+    STATE_OWNED,
     TAKER_GROWN,
     VERDICT_GO,
     VERDICT_LAST_LOAN,
@@ -45,11 +46,28 @@ cdef int lend(Record record, str what) except -1:
     Raises
     ------
     OwnershipError
-        If the buffer is closed, or being released or moved by another call.
+        If the buffer is closed or paused, or being released or moved by another call.
     """
     cdef int verdict = record.apply(EVENT_LEND)
     if verdict != VERDICT_GO:
         raise record.refusal(verdict, what)
+    try:
+        # Asked behind the loan: nobody is paused while it is open, and whoever was paused before is so by now.
+        _ensure_there(record, what)
+    except BaseException:
+        end_loan(record)
+        raise
+    return 0
+
+
+cdef int _ensure_there(Record record, str what) except -1:
+    """Refuse a record whose memory is away, or that borrows from one whose memory is."""
+    cdef object owner = record
+    while isinstance(owner, Record):
+        (<Record>owner).ensure_not_paused(what)
+        owner = (<Record>owner).owner
+        if type(owner) is Loan:
+            owner = (<Loan>owner).record
     return 0
 
 
@@ -64,11 +82,17 @@ cdef int end_loan(Record record) noexcept:
     return 0
 
 
-cdef Loan _end(Record record, bint may_raise):
+cdef Loan _end(Record record, bint may_raise, bint of_graph=False):
     """End one loan on a record. Returns the loan that ends with it, or None: of a view on a view that was closed, the
     last loan on this one ends its own. The caller goes on with it in a loop, as such chains can be long."""
-    cdef int verdict = record.apply(EVENT_END_LOAN)
+    cdef int verdict
     cdef object lender = record.owner
+    if of_graph:
+        with cython.critical_section(record.range):  # who asks how many loans are graphs' reads both numbers together
+            record.range.graph_loans -= 1
+            verdict = record.apply(EVENT_END_LOAN)
+    else:
+        verdict = record.apply(EVENT_END_LOAN)
     if verdict == VERDICT_LAST_LOAN:
         finish_loans(record, may_raise)
         if type(lender) is Loan:
@@ -165,6 +189,28 @@ cdef Loan new_loan(Record record, str what):
     return self
 
 
+cdef Loan new_graph_loan(Record record, str what):
+    """Begin a loan for a graph: of memory that can be paused, it does not stand in the way of that.
+
+    Of a slice the whole is lent. So the slice can be closed, and what the graph holds is a graph's loan and no other.
+    """
+    cdef Loan self
+    cdef Record whole = record
+    while type(whole.owner) is Loan and (<Loan>whole.owner).record is not None:
+        whole = (<Loan>whole.owner).record
+    if whole.range is None or whole.state() != STATE_OWNED:
+        return new_loan(record, what)
+    self = Loan.__new__(Loan)
+    record.ensure_usable()
+    with cython.critical_section(whole.range):
+        lend(whole, what)
+        whole.range.graph_loans += 1
+    self.record = whole
+    self.of_graph = True
+    self.open.store(1)
+    return self
+
+
 cdef class Loan:
     """One open loan; it ends once, by :meth:`end` or with the object."""
 
@@ -179,7 +225,7 @@ cdef class Loan:
         while loan is not None and loan.open.exchange(0):
             with cython.critical_section(loan):
                 record, loan.record = loan.record, None  # an ended loan keeps nothing alive
-            loan = _end(record, may_raise)
+            loan = _end(record, may_raise, loan.of_graph)
         return 0
 
     def __del__(self):

@@ -16,7 +16,15 @@ from cuda.core._memory._indexed_resource cimport HELD_BY_NOBODY, Holding, Indexe
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
 from cuda.core._memory._ownership cimport CLAIM_MASK, STATE_OWNED
 from cuda.core._memory._pending_frees cimport PendingFrees
-from cuda.core._memory._pool_handle cimport PoolReference, current_pool, destroy_pool, frees_of, make_pool, pool_is_idle
+from cuda.core._memory._pool_handle cimport (
+    PoolReference,
+    current_pool,
+    destroy_pool,
+    frees_of,
+    make_pool,
+    pool_is_idle,
+    pool_was_given_up,
+)
 from cuda.core._memory._pool_release cimport ensure_freed, free_in_order, may_be_queued, queue_free
 from cuda.core._memory._queue cimport drain_for_memory, wait_a_moment
 from cuda.core._memory._transfer cimport Allocation
@@ -360,10 +368,10 @@ cdef class _MemPool(IndexedResource):
         cydriver.CUresult result,
         const char* function,
     ) except -1:
-        """Try once more where the queue has given memory back, or raise."""
+        """Try once more where the queue has given memory back or the driver may be wrong, or raise."""
         if result == cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             with nogil:
-                if drain_for_memory():
+                if drain_for_memory() | pool_was_given_up():
                     result = _allocate(pool, size, order, address, &function)
         if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
             self._refuse_capture(order)

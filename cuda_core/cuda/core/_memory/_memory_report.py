@@ -41,6 +41,10 @@ class LiveAllocation:
         A release has failed, and can be tried again.
     age : int
         How many buffers have been made since.
+    mapped_size : int
+        Bytes of memory behind it: the size, but for virtual memory, where a grow may have mapped more; 0 while paused.
+    paused : bool
+        Its memory is with the device until it is resumed; only the addresses are there.
     """
 
     serial: int
@@ -51,6 +55,8 @@ class LiveAllocation:
     busy: bool
     failed: bool
     age: int
+    mapped_size: int
+    paused: bool
 
 
 @attrs.frozen
@@ -78,6 +84,11 @@ class LiveResource:
     def size(self) -> int:
         """int: bytes of all allocations."""
         return sum(allocation.size for allocation in self.allocations)
+
+    @property
+    def mapped_size(self) -> int:
+        """int: bytes of memory behind all allocations."""
+        return sum(allocation.mapped_size for allocation in self.allocations)
 
     @property
     def place(self) -> str:
@@ -203,11 +214,16 @@ def _times(count: int, what: str) -> str:
 
 def _heading(resource: LiveResource) -> str:
     held = _times(len(resource.allocations), "allocation")
-    return f"{resource.resource}, {resource.place}: {bytes_text(resource.size)} in {held}"
+    text = f"{resource.resource}, {resource.place}: {bytes_text(resource.size)} in {held}"
+    if resource.mapped_size != resource.size:
+        text += f", {bytes_text(resource.mapped_size)} mapped"
+    return text
 
 
 def _row(one: LiveAllocation) -> tuple[object, ...]:
     state = one.state
+    if one.paused:
+        state += " paused"
     if one.busy:
         state += ", in use"
     if one.failed:
@@ -267,7 +283,7 @@ def memory_report() -> MemoryReport:
     facts = _inventory.live_allocations()
     newest = _inventory.newest()
     found: dict[tuple[int, int], tuple[str, Any, list[LiveAllocation]]] = {}
-    for serial, address, size, device_id, resource, kind, state, loans, busy, failed in facts:
+    for serial, address, size, device_id, resource, kind, state, loans, busy, failed, mapped, paused in facts:
         freed_by = resource.function if isinstance(resource, FreeFunction) else resource
         key = id(freed_by), device_id
         if key not in found:
@@ -284,6 +300,8 @@ def memory_report() -> MemoryReport:
                 busy=busy,
                 failed=failed,
                 age=max(newest - serial, 0),
+                mapped_size=mapped,
+                paused=paused,
             )
         )
     resources = [

@@ -17,6 +17,7 @@ cdef class MemoryResource:
     cdef void enter_owner(self, Record source, Record target, MemoryResource before, object prepared) noexcept
     cdef object export_buffer(self, Record buffer)
     cdef Record import_buffer(self, object descriptor, StreamHandle* order)
+    cdef object reduce_buffer(self, Record buffer, object descriptor)
 
 cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1
 cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer)

@@ -199,6 +199,11 @@ cdef class MemoryResource:
         """Return the descriptor by which another process can import memory of this resource."""
         raise RuntimeError(f"{type(self).__name__} is not IPC-enabled")
 
+    cdef object reduce_buffer(self, Record buffer, object descriptor):
+        """Return what makes a buffer of a descriptor in the process that unpickles it; None for an import through the
+        resource, which is then pickled along."""
+        return None
+
     cdef Record import_buffer(self, object descriptor, StreamHandle* order):
         """Make a buffer for what another process has described, freed behind ``order``, whose reference is taken over.
 

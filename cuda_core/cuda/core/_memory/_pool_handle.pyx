@@ -43,6 +43,7 @@ cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
 
 cdef atomic[long] _live
+cdef atomic[int] _given_up  # whether an imported pool was, since that was asked last
 
 # The handles of pools that the driver refused to destroy. They are tried again with the next pool that is made or given
 # up. The mutex guards the list only; no call is made under it.
@@ -73,8 +74,19 @@ cdef cydriver.CUresult _destroy(PoolHandle* handle, const char** function) noexc
     while result == cydriver.CUresult.CUDA_SUCCESS and handle.opened > 1:
         handle.opened -= 1
         result = cydriver.cuMemPoolDestroy(handle.pool)
+    if result == cydriver.CUresult.CUDA_SUCCESS and handle.opened:
+        _given_up.store(1)
     cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     return result
+
+
+cpdef bint pool_was_given_up() noexcept nogil:
+    """Whether a pool that was imported has been given up since this was asked last.
+
+    After a pinned pool of another process the driver (580.159, on an H200) answers the first allocation from the next
+    small pool with OUT_OF_MEMORY, and the second one with memory.
+    """
+    return _given_up.exchange(0)
 
 
 cdef bint _is_empty(cydriver.CUmemoryPool pool) noexcept nogil:
@@ -209,6 +221,9 @@ cdef void _end(PoolHandle* handle, bint told) noexcept nogil:
     cdef bint blocked = False
     # In the child of a fork the pool is the parent's.
     if handle.pool != NULL and handle.generation == fork_generation():
+        if handle.opened and is_finalizing():
+            # Imports that the program has left open are not freed any more, and the driver would refuse.
+            return
         if not _is_idle(handle, &blocked):
             # What foreign code has is returned at some time or never. That is looked at with the next pool.
             if (

@@ -3,6 +3,7 @@ from cuda.core._memory._ipc cimport IPCAllocationHandle
 from cuda.core._memory._memory_pool cimport _MemPool
 from cuda.core._memory._pointer_import cimport ImportReference
 from cuda.core._memory._pool_handle cimport PoolReference
+from cuda.core._stream_handle cimport StreamHandle
 
 cdef class _SharedPool(_MemPool):
     cdef IPCAllocationHandle _descriptor   # of an imported pool, which the driver does not export again
@@ -14,4 +15,5 @@ cdef class _SharedPool(_MemPool):
     cdef int _ensure_shareable(self) except -1
 
 cdef int enable_sending() except -1
+cdef StreamHandle* default_order(int ordinal) except NULL
 cdef object open_pool(object kind, object handle, int ordinal)

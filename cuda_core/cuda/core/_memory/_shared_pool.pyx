@@ -388,17 +388,23 @@ cdef class _SharedPool(_MemPool):
         return describe_buffer(&data, buffer.size)
 
     cdef Record import_buffer(self, object descriptor, StreamHandle* order):
-        cdef IPCBufferDescriptor name = descriptor
+        cdef IPCBufferDescriptor name
         cdef Buffer buffer = None
         cdef ImportReference share
         cdef Keeper nothing
         cdef PoolReference reference = self._reference
         try:
+            if not isinstance(descriptor, IPCBufferDescriptor):
+                raise TypeError(
+                    f"ipc_descriptor must be an IPCBufferDescriptor for a {type(self).__name__}, "
+                    f"got {type(descriptor).__name__}: {shown(descriptor)}"
+                )
+            name = descriptor
             self._ensure_shareable()
             if not self._mapped:
                 return (<_SharedPool>self._opened_here()).import_buffer(descriptor, _take(&order))
             if order == NULL:
-                order = _default_order(self._ordinal)
+                order = default_order(self._ordinal)
             buffer = new_buffer(0, name.size, self, self._ordinal, _take(&order))
         finally:
             release_stream(order)
@@ -502,7 +508,7 @@ cdef int _undo(Record buffer, ImportReference share) except -1:
     return 0
 
 
-cdef StreamHandle* _default_order(int ordinal) except NULL:
+cdef StreamHandle* default_order(int ordinal) except NULL:
     """Return the default stream of a device's primary context. The current context stays what it is.
 
     For memory of the host it is that of the current context, or of device 0 where there is none.

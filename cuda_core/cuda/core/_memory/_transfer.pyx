@@ -69,6 +69,11 @@ cdef int hand_over(Record source, Record target, int taker, str what) except -1:
             f"a close that failed has returned a part of the memory; close it again ({source.describe()})"
         )
     begin_hand_over(source, taker, what)
+    try:
+        source.ensure_not_paused(what)
+    except BaseException:
+        abort_hand_over(source)
+        raise
     commit_hand_over(source, target, taker)
     return 0
 

@@ -19,6 +19,7 @@ from cuda.core._memory._virtual_range cimport GROW_ELSEWHERE, GROW_FAILED, GROWN
 from cuda.core._memory._virtual_succession cimport (
     buffer_argument,
     claim,
+    ensure_not_imported,
     ensure_owned_here,
     retire,
     succeed,
@@ -127,6 +128,7 @@ cdef Buffer grow(VirtualMemoryBase resource, object buf, object new_size, object
     ensure_owned_here(resource, old, "grown")
     if wanted <= old.size:
         return old
+    ensure_not_imported(old, "grown")
     resource._refresh()
     growth = _Growth.__new__(_Growth)
     growth.old, growth.range_, growth.options = old, old.range, options

@@ -13,6 +13,8 @@ from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
 from cuda.core._memory._ownership cimport STATE_OWNED, fresh
 from cuda.core._memory._queue cimport drain_for_memory
 from cuda.core._memory._release cimport must_queue, report, wait_for_order
+from cuda.core._memory._virtual_contents cimport let_contents_go
+from cuda.core._memory._virtual_descriptor cimport enable_sending_descriptors
 from cuda.core._memory._virtual_memory_request cimport check_fit, facts_of, prepare_request
 from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure, Parts
 from cuda.core._memory._virtual_queue cimport queue_parts
@@ -21,7 +23,7 @@ from cuda.core._stream_handle cimport StreamHandle
 
 from cuda.core._errors import CUDAError
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
-from cuda.core.typing import VirtualMemoryLocationType
+from cuda.core.typing import VirtualMemoryHandleType, VirtualMemoryLocationType
 
 # Set by the device module when it is imported; modules below it cannot import it.
 device_factory = None
@@ -120,6 +122,8 @@ cdef class VirtualMemoryBase(IndexedResource):
         prepare_request(self._ordinal, self.config, &request, &granularity)
         if revision != self._revision and self.config.location_type != VirtualMemoryLocationType.DEVICE:
             self._ensure_place(&request, granularity)
+        if self.config.handle_type == VirtualMemoryHandleType.POSIX_FD:
+            enable_sending_descriptors()
         self._request = request
         self._granularity = granularity
         self._revision = revision
@@ -196,6 +200,11 @@ cdef class VirtualMemoryBase(IndexedResource):
     cdef object _failed(self, VirtualRange range_, Failure failure, size_t reserved):
         """Make the error of a failed allocation and keep what could not be undone."""
         error = grow_error(failure, reserved)
+        if (
+            failure.result == cydriver.CUresult.CUDA_ERROR_NOT_PERMITTED
+            and self.config.handle_type == VirtualMemoryHandleType.FABRIC
+        ):
+            error.args = (f"{error.args[0]}: handle_type 'fabric' needs an IMEX channel that this process may use",)
         if not range_.is_empty():
             self._leftovers.append(range_)
             report(
@@ -245,6 +254,7 @@ cdef class VirtualMemoryBase(IndexedResource):
         self.end_free(holding, not range_.holds_base())
         if not done:
             raise error_for(failure.result, failure.function)
+        let_contents_go(range_)  # of a buffer that is closed while it is paused
         self._retry_leftovers()
         return 0
 
@@ -262,6 +272,7 @@ cdef class VirtualMemoryBase(IndexedResource):
             self.end_free(holding, False)
             raise
         self.end_free(holding, True)
+        range_.contents = None  # to be queued, too
         return CLOSE_QUEUED
 
     cdef int begin_owning(self, Record buffer) except -1:

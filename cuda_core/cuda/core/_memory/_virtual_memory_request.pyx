@@ -53,12 +53,16 @@ cdef tuple facts_of(int ordinal):
 
 
 cdef int check_fit(int ordinal, tuple facts, object options) except -1:
-    """Refuse options that the device cannot honour. Makes no driver call."""
+    """Refuse options that the device cannot honour. Makes no driver call, but for fabric handles."""
     count, virtual_memory, rdma = facts
     if not virtual_memory:
         raise RuntimeError(f"VirtualMemoryResource requires CUDA VMM API support, and device {ordinal} has none")
     if options.gpu_direct_rdma and not rdma:
         raise RuntimeError(f"GPU Direct RDMA is not supported for virtual memory on device {ordinal}")
+    if options.handle_type == VirtualMemoryHandleType.FABRIC and not device_attribute(
+        ordinal, cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
+    ):
+        raise RuntimeError(f"handle_type 'fabric' is not supported on device {ordinal}")
     for peer in options.peers:
         if peer >= count:
             raise ValueError(f"peers must be below the number of devices, {count}, got {shown(peer)}")

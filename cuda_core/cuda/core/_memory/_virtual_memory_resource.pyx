@@ -6,17 +6,21 @@ from libc.stdint cimport uintptr_t
 
 from cuda.core._memory._address_space cimport ensure_addresses_left
 from cuda.core._memory._arguments cimport round_up, size_argument
+from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._ownership cimport STATE_OWNED, fresh
 from cuda.core._memory._virtual_access cimport get_access, set_access
 from cuda.core._memory._virtual_growth cimport grow
 from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase, return_range, worth_another_try
 from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure
+from cuda.core._memory._virtual_pause cimport pause, resume
 from cuda.core._memory._virtual_range cimport VirtualRange
+from cuda.core._memory._virtual_sharing cimport export_chunks, import_chunks, reduce_to_chunks
 from cuda.core._memory._virtual_shrink cimport shrink, trim
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
 from cuda.core._stream_handle cimport StreamHandle
 
+from cuda.core._memory import _virtual_sharing
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 
 __all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
@@ -364,8 +368,101 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
 
         Examples
         --------
-        >>> buffer = mr.allocate(2 << 20)  # doctest: +SKIP
-        >>> mr.get_access(buffer, 0) == "rw"
-        True
+        >>> mr = VirtualMemoryResource(0)
+        >>> mr.get_access(mr.allocate(2 << 20), 0)
+        <VirtualMemoryAccessType.READ_WRITE: 'rw'>
         """
         return get_access(self, buf, device)
+
+    # -- other processes ---------------------------------------------------------------------------------------------
+
+    cdef object export_buffer(self, Record buffer):
+        return export_chunks(self, buffer)
+
+    cdef Record import_buffer(self, object descriptor, StreamHandle* order):
+        return import_chunks(self, descriptor, order)
+
+    cdef object reduce_buffer(self, Record buffer, object descriptor):
+        return reduce_to_chunks(descriptor)
+
+    # -- pause -----------------------------------------------------------------------------------------------------
+
+    def pause(self, buffers: Buffer | Iterable[Buffer], *, keep_contents: bool = False) -> None:
+        """Give the memory of buffers back to the device, and keep their addresses. All of them are paused, or none.
+
+        A paused buffer stays OWNED and keeps its ``handle``. Until it is resumed it can be closed and asked what it is;
+        to use, grow, share, detach or move it is an :class:`OwnershipError`. Graphs that were captured with it, and
+        other code that knows its address, can use it again once it is resumed.
+
+        Parameters
+        ----------
+        buffers : Buffer or iterable of Buffer
+            OWNED buffers of this resource.
+        keep_contents : bool
+            Copy the bytes to pinned memory of the host, and back when the buffer is resumed. Otherwise they are lost:
+            what a resumed buffer holds is undefined.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong, a buffer belongs to another resource, or is given twice. No driver call is made.
+        OwnershipError
+            If a buffer is paused already, BORROWED, closed, imported from another process, or being used by another
+            call that releases, grows or pauses it.
+        BufferError
+            If anybody but a graph has a loan on a buffer: a slice, a memory view, an array of another library.
+        CUDAError
+            If a recorded stream is being captured, there is no memory to keep the contents in, or the driver refuses.
+            Every buffer is then what it was. Where the driver refuses the undo, too, the text says so: such a buffer is
+            paused with its memory, and resumes with its contents.
+
+        Notes
+        -----
+        Safe from any thread. The call waits, without the GIL, for the streams that the buffers have recorded, and for
+        the copies. Work that uses a buffer must be in its recorded streams, or finished. Memory that another process
+        has imported goes back when that lets it go, too; from the resume on the two have different memory.
+
+        Memory that the driver refuses to take back at the very end is reported as a ``CUDAWarning``; resuming uses it
+        again.
+
+        Examples
+        --------
+        >>> cache = mr.allocate(1 << 30, stream=stream)  # doctest: +SKIP
+        >>> mr.pause(cache, keep_contents=True)
+        >>> cache.is_paused, cache.mapped_size
+        (True, 0)
+        >>> mr.resume(cache)
+        """
+        pause(self, buffers, keep_contents)
+
+    def resume(self, buffers: Buffer | Iterable[Buffer]) -> None:
+        """Give paused buffers memory again, at the same addresses and with the same rights. All of them, or none.
+
+        Parameters
+        ----------
+        buffers : Buffer or iterable of Buffer
+            Paused buffers of this resource.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong, a buffer belongs to another resource, or is given twice. No driver call is made.
+        OwnershipError
+            If a buffer is not paused, is closed, or is being released or resumed by another call.
+        CUDAError
+            If there is not enough memory, or the driver refuses. All buffers stay paused, with what was kept of their
+            contents; they can be resumed or closed later.
+
+        Notes
+        -----
+        Safe from any thread. The memory is usable when the call returns. Where contents were kept, the call waits,
+        without the GIL, for their copy.
+
+        Examples
+        --------
+        >>> mr.resume([cache, other])  # doctest: +SKIP
+        """
+        resume(self, buffers)
+
+
+_virtual_sharing.resource_type = VirtualMemoryResource

@@ -38,6 +38,14 @@ cdef cppclass ChunkRequest:
     cydriver.CUmemAllocationProp properties
     Rights rights
 
+# A chunk of a paused range: where it belongs, and how another one is made in its place.
+cdef cppclass AbsentChunk:
+    CUdeviceptr address
+    size_t size
+    cydriver.CUmemAllocationProp properties
+    Rights rights
+    AllocationHandle held       # the chunk itself, by a reference that is among the parts; 0 once it is given up
+
 cdef Parts* new_parts() except NULL
 cdef void del_parts(Parts* parts) noexcept nogil
 cdef bint parts_are_empty(Parts* parts) noexcept nogil
@@ -50,6 +58,9 @@ cdef bint reserve(Parts* parts, size_t size, size_t alignment, CUdeviceptr hint,
 cdef bint map_chunk(Parts* parts, CUdeviceptr address, size_t size, AllocationHandle chunk, Rights rights,
                     Failure* failure) noexcept nogil
 cdef bint map_new_chunk(Parts* parts, CUdeviceptr address, ChunkRequest* request, Failure* failure) noexcept nogil
+cdef bint map_held_chunk(Parts* parts, AbsentChunk* chunk, Failure* failure) noexcept nogil
+cdef void keep_reference(Parts* parts, AllocationHandle chunk) noexcept nogil
+cdef bint release_reference(Parts* parts, AllocationHandle chunk, Failure* failure) noexcept nogil
 cdef bint give_access(Parts* parts, Failure* failure) noexcept nogil
 cdef void take_over(Parts* parts, CUdeviceptr base, size_t size) noexcept nogil
 cdef void forget_parts(Parts* parts) noexcept nogil

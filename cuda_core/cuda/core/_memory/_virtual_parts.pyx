@@ -139,23 +139,53 @@ cdef bint reserve(Parts* parts, size_t size, size_t alignment, CUdeviceptr hint,
     return True
 
 
+cdef void keep_reference(Parts* parts, AllocationHandle chunk) noexcept nogil:
+    """Count a reference to a chunk among the parts, to be returned with the rest or on its own."""
+    parts.references.push_back(chunk)
+    _live_references.fetch_add(1)
+
+
+cdef bint release_reference(Parts* parts, AllocationHandle chunk, Failure* failure) noexcept nogil:
+    """Give up one reference of the parts. Refused, it stays."""
+    cdef size_t i
+    if not succeeded(cydriver.cuMemRelease(chunk), b"cuMemRelease", failure):
+        return False
+    for i in range(parts.references.size()):
+        if parts.references[i] == chunk:
+            parts.references[i] = parts.references.back()
+            parts.references.pop_back()
+            _live_references.fetch_sub(1)
+            break
+    return True
+
+
+cdef bint _map(Parts* parts, CUdeviceptr address, size_t size, AllocationHandle chunk, Rights rights,
+               Failure* failure) noexcept nogil:
+    cdef Mapping mapping
+    if not succeeded(cydriver.cuMemMap(address, size, 0, chunk, 0), b"cuMemMap", failure):
+        return False
+    mapping.address = address
+    mapping.size = size
+    mapping.rights = rights
+    parts.mappings.push_back(mapping)
+    _live_mappings.fetch_add(1)
+    return True
+
+
+cdef bint map_held_chunk(Parts* parts, AbsentChunk* chunk, Failure* failure) noexcept nogil:
+    """Map a chunk that is held by a reference. The reference stays."""
+    return _map(parts, chunk.address, chunk.size, chunk.held, chunk.rights, failure)
+
+
 cdef bint map_chunk(Parts* parts, CUdeviceptr address, size_t size, AllocationHandle chunk, Rights rights,
                     Failure* failure) noexcept nogil:
     """Map a chunk and give the reference up at once: from here on the mapping alone keeps the chunk."""
-    cdef Mapping mapping
     cdef Failure ignored
-    cdef bint mapped = succeeded(cydriver.cuMemMap(address, size, 0, chunk, 0), b"cuMemMap", failure)
+    cdef bint mapped = _map(parts, address, size, chunk, rights, failure)
     ignored.function = NULL
-    if mapped:
-        mapping.address = address
-        mapping.size = size
-        mapping.rights = rights
-        parts.mappings.push_back(mapping)
-        _live_mappings.fetch_add(1)
     if not succeeded(cydriver.cuMemRelease(chunk), b"cuMemRelease", &ignored):
         # The memory is usable all the same. The reference is kept in the record and returned with the rest.
-        parts.references.push_back(chunk)
-        _live_references.fetch_add(1)
+        keep_reference(parts, chunk)
     return mapped
 
 

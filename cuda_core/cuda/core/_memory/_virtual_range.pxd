@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint64_t
 from libcpp.atomic cimport atomic
+from libcpp.vector cimport vector
 
-from cuda.core._memory._virtual_parts cimport ChunkRequest, CUdeviceptr, Failure, Parts
+from cuda.core._memory._virtual_parts cimport AbsentChunk, ChunkRequest, CUdeviceptr, Failure, Parts
 from cuda.core._stream_handle cimport StreamHandle
 
 cdef enum:
@@ -23,6 +24,12 @@ cdef class VirtualRange:
     cdef size_t mapped
     cdef size_t capacity
     cdef bint partly_returned
+    cdef atomic[int] paused         # the memory is away, the addresses are here; changes under a claim only
+    cdef vector[AbsentChunk] absent  # what belongs into the addresses while it is paused
+    cdef int opened_to              # a device with more rights than recorded, for a copy: its ordinal plus 1
+    cdef object contents            # what the absent memory held, in a buffer at the host; None where it is lost
+    cdef long graph_loans           # how many of the loans are graphs', which use the address only when launched
+    cdef bint imported              # the chunks are another process's
     cdef StreamHandle* left_order  # orders the return of addresses that loans have kept past a grow
     cdef object heir            # the record that answers for the free once loans hold the range
     cdef object allocation      # weak reference to the Allocation that holds the range, or None

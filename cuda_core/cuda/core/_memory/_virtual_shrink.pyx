@@ -15,6 +15,7 @@ from cuda.core._memory._virtual_split cimport SPLIT_BROKE, SPLIT_DONE, split_las
 from cuda.core._memory._virtual_succession cimport (
     buffer_argument,
     claim,
+    ensure_not_imported,
     ensure_owned_here,
     succeed,
     unclaim,
@@ -30,6 +31,7 @@ cdef Buffer shrink(VirtualMemoryBase resource, object buf, object new_size, bint
     cdef Failure failure
     cdef size_t wanted = size_argument(new_size, "new_size"), rounded  # first: it may run code that closes the buffer
     ensure_owned_here(resource, old, "shrunk")
+    ensure_not_imported(old, "shrunk")
     if wanted > old.size:
         raise ValueError(
             f"new_size must be at most the size of the buffer, {old.size}, got {wanted}; modify_allocation grows"
@@ -66,6 +68,7 @@ cdef size_t trim(VirtualMemoryBase resource, object buf, bint split) except? 0xF
     cdef Failure failure
     cdef size_t before
     ensure_owned_here(resource, buffer, "trimmed")
+    ensure_not_imported(buffer, "trimmed")
     failure.function = NULL
     claim(buffer, "trimmed")
     range_ = buffer.range

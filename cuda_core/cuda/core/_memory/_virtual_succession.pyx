@@ -54,8 +54,26 @@ cdef int ensure_owned_here(VirtualMemoryBase resource, Buffer buffer, str what) 
     return 0
 
 
+cdef int ensure_not_imported(Buffer buffer, str what) except -1:
+    """Refuse memory of another process, where only its owner can decide how much there is."""
+    if buffer.range.imported:
+        raise OwnershipError(f"a buffer that was imported from another process cannot be {what} ({buffer.describe()})")
+    return 0
+
+
 cdef int claim(Buffer buffer, str what) except -1:
-    """Claim the range of a buffer, so that no other thread closes, grows, lends or changes it meanwhile."""
+    """Claim the range of a buffer that is not paused, so that no other thread closes, grows, lends or changes it."""
+    claim_as_it_is(buffer, what)
+    try:
+        buffer.ensure_not_paused(what)
+    except BaseException:
+        unclaim(buffer)
+        raise
+    return 0
+
+
+cdef int claim_as_it_is(Buffer buffer, str what) except -1:
+    """The same for a buffer that may be paused."""
     cdef int verdict
     with cython.critical_section(buffer.range):  # the end of a loan may be about to take left addresses out
         verdict = buffer.apply(EVENT_BEGIN_GROW)

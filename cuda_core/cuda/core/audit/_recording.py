@@ -247,8 +247,7 @@ def _live_now(journal):
         kind,
         state,
         loans,
-        _busy,
-        _failed,
+        *_,
     ) in _inventory.live_allocations():
         name = resource_name(resource)
         if name.startswith("function "):

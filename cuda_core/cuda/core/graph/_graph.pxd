@@ -17,9 +17,11 @@ cdef class GraphSource(StreamCarrier):
 
 cdef class Graph:
     cdef GraphReference _of
+    cdef GraphReference _uses           # the capture that it was made from, or last updated from
     cdef atomic[size_t] _executable     # a CUgraphExec; changes under the mutex of the graph, 0 once closed
     cdef object __weakref__
     cdef CapturedGraph* _open(self) except NULL
+    cdef int _ensure_memory_is_there(self) except -1
     cdef cydriver.CUresult _in_stream(self, object stream, str what, InStream put, const char** function) except *
 
 cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandle* upload)

@@ -82,6 +82,8 @@ class Graph:
             If ``stream`` is None or no stream.
         RuntimeError
             If the graph or the stream is closed.
+        OwnershipError
+            If a buffer that the graph uses is paused.
         CUDAError
             If the stream is being captured, which goes on; or if the driver refuses. It does so while memory that an
             earlier launch has allocated is still owned by an open buffer, unless the graph was completed with

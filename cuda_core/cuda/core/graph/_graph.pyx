@@ -14,6 +14,7 @@ from cuda.core._memory._graph_place cimport (
     part_ends,
 )
 from cuda.core._memory._release cimport report
+from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream cimport Stream_accept, StreamCarrier, bind_stream
 from cuda.core._stream_handle cimport (
@@ -27,6 +28,7 @@ from cuda.core._stream_handle cimport (
 
 from cuda.bindings import driver
 from cuda.core._error_text import shown
+from cuda.core._errors import OwnershipError
 
 __all__ = ["Graph"]
 
@@ -124,6 +126,7 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
     cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
     cdef Graph self = Graph.__new__(Graph)
     cdef CapturedGraph* graph = source._of.graph
+    self._uses = source._of
     cdef cydriver.CUgraphExec executable = NULL
     cdef bint pushed = False, closed
     self._of = source._of
@@ -332,6 +335,20 @@ cdef class Graph:
             raise RuntimeError("Graph has been closed")
         return result
 
+    cdef int _ensure_memory_is_there(self) except -1:
+        """Refuse while a buffer is paused that the graph uses: its work would end the context with a fault."""
+        cdef VirtualRange range_
+        if self._uses.lent is None:
+            return 0
+        for each in tuple(self._uses.lent):
+            range_ = each
+            if range_.paused.load():
+                raise OwnershipError(
+                    f"the graph uses {range_.mapped} bytes at {<size_t>range_.base:#x}, of a buffer that is paused; "
+                    "resume it first"
+                )
+        return 0
+
     def launch(self, stream: Stream | GraphBuilder) -> None:
         """Put the graph into a stream: its nodes run behind what is there, and before what comes later.
 
@@ -346,6 +363,8 @@ cdef class Graph:
             If ``stream`` is None or no stream.
         RuntimeError
             If the graph or the stream is closed.
+        OwnershipError
+            If a buffer that the graph uses is paused.
         CUDAError
             If the stream is being captured, which goes on; or if the driver refuses. It does so while memory that an
             earlier launch has allocated is still owned by an open buffer, unless the graph was completed with
@@ -367,7 +386,9 @@ cdef class Graph:
         """
         cdef CapturedGraph* graph = self._open()
         cdef const char* function = NULL
-        cdef cydriver.CUresult result = self._in_stream(stream, "launched", _launch, &function)
+        cdef cydriver.CUresult result
+        self._ensure_memory_is_there()
+        result = self._in_stream(stream, "launched", _launch, &function)
         if result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE and graph.allocations != NULL:
             error = error_for(result, function)
             error.args = (
@@ -480,6 +501,7 @@ cdef class Graph:
             if info.result:
                 error.args = (f"{error.args[0]}: {_update_result(info.result)}",)
             raise error
+        self._uses = captured._of
 
     def __repr__(self) -> str:
         return f"<Graph handle={self._executable.load():#x}{'' if self._executable.load() else ' closed'}>"
