@@ -464,6 +464,30 @@ def test_pausing_waits_for_a_graph_that_runs_in_any_stream(device, resource, str
     other.close()
 
 
+def test_a_pause_that_cannot_wait_for_a_graph_changes_nothing(device, resource, stream):
+    """The stream of the last launch is being captured, and must not be waited for."""
+    buffer = resource.allocate(2 * GRANULE, stream=stream)
+    graph = graph_that(device, lambda b: buffer.fill(7, stream=b))
+    other = device.create_stream()
+    graph.launch(other)
+    other.sync()
+    capture(other)
+    with pytest.raises(CUDAError):
+        resource.pause(buffer, keep_contents=True)
+    end_capture(other)
+    assert not buffer.is_paused
+    graph.launch(stream)
+    stream.sync()
+    resource.pause(buffer)
+    resource.resume(buffer)
+    graph.launch(stream)
+    stream.sync()
+    graph.close()
+    assert soon(lambda: buffer.loans == 0)
+    buffer.close()
+    other.close()
+
+
 def test_of_racing_pauses_and_launches_none_finds_no_memory(device, resource, stream):
     """A launch that comes too late is refused; one that came before is waited for."""
     buffer = resource.allocate(2 * GRANULE, stream=stream)
