@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where executable graphs were launched that use virtual memory, so that pausing it can wait for them.
 
-A graph is launched on any stream, and the buffers that it uses do not record that: a close need not know, as the graph has
-a loan. A pause goes past such loans. So each launch looks, with the mutex of its graph, whether a range is paused or about
-to be, and leaves its stream; a pause marks the range first, then takes the same mutex to read the stream. Whoever comes
-second sees the other.
+A graph is launched on any stream, and the buffers that it uses do not record that: a close need not know, as the graph
+has a loan. A pause goes past such loans. So each launch looks, with the mutex of its graph, whether a range is paused
+or about to be, and leaves its stream; a pause marks the range first, then takes the same mutex to read the stream.
+Whoever comes second sees the other.
 """
 
 from cpython.ref cimport PyObject

@@ -319,8 +319,8 @@ cdef class Graph:
     ) except *:
         """Do something in the order of a stream, unless another thread closes the graph before.
 
-        ``lent`` are ranges of virtual memory that a launch uses. Where one is paused nothing is done: the work would end
-        the context with a fault.
+        ``lent`` are ranges of virtual memory that a launch uses. Where one is paused nothing is done: the work would
+        end the context with a fault.
         """
         cdef CapturedGraph* graph
         cdef StreamHandle* order
