@@ -2,6 +2,7 @@
 """Pausing virtual memory: the memory is the device's again, the addresses are the buffer's still (vmm-14)."""
 
 import gc
+import time
 
 import numpy
 import pytest
@@ -429,6 +430,95 @@ def test_a_captured_graph_is_valid_after_a_resume(device, resource, stream, keep
     buffer.close()
 
 
+def test_pausing_waits_for_a_graph_that_runs_in_any_stream(device, resource, stream):
+    """The buffer has recorded another stream. Without the wait the work would find no memory."""
+    buffer = resource.allocate(2 * GRANULE, stream=stream)
+    graph = graph_that(device, lambda b: buffer.fill(7, stream=b))
+    other = device.create_stream()
+    with Gate(other) as gate:
+        graph.launch(other)
+        done = []
+
+        def pause():
+            resource.pause(buffer, keep_contents=True)
+            done.append(True)
+
+        def open_later():
+            time.sleep(0.1)
+            _, error = attempt(lambda: graph.launch(stream), OwnershipError)
+            seen = list(done), str(error)
+            gate.open()
+            return seen
+
+        _, seen = race(in_context(pause), in_context(open_later))
+    assert seen[0] == []
+    assert "is paused; resume it first" in seen[1]
+    assert done == [True]
+    other.sync()
+    assert buffer.is_paused
+    resource.resume(buffer)
+    assert read(buffer.handle, 2 * GRANULE) == b"\x07" * 2 * GRANULE
+    graph.close()
+    assert soon(lambda: buffer.loans == 0)
+    buffer.close()
+    other.close()
+
+
+def test_a_pause_that_cannot_wait_for_a_graph_changes_nothing(device, resource, stream):
+    """The stream of the last launch is being captured, and must not be waited for."""
+    buffer = resource.allocate(2 * GRANULE, stream=stream)
+    graph = graph_that(device, lambda b: buffer.fill(7, stream=b))
+    other = device.create_stream()
+    graph.launch(other)
+    other.sync()
+    capture(other)
+    with pytest.raises(CUDAError):
+        resource.pause(buffer, keep_contents=True)
+    end_capture(other)
+    assert not buffer.is_paused
+    graph.launch(stream)
+    stream.sync()
+    resource.pause(buffer)
+    resource.resume(buffer)
+    graph.launch(stream)
+    stream.sync()
+    graph.close()
+    assert soon(lambda: buffer.loans == 0)
+    buffer.close()
+    other.close()
+
+
+def test_of_racing_pauses_and_launches_none_finds_no_memory(device, resource, stream):
+    """A launch that comes too late is refused; one that came before is waited for."""
+    buffer = resource.allocate(2 * GRANULE, stream=stream)
+    graph = graph_that(device, lambda b: buffer.fill(5, stream=b))
+    streams = [device.create_stream() for _ in range(2)]
+
+    def launch(other):
+        device.set_current()
+        refused = 0
+        for _ in range(200):
+            _, error = attempt(lambda: graph.launch(other), OwnershipError)
+            refused += error is not None
+        return refused
+
+    def pause():
+        device.set_current()
+        for _ in range(40):
+            resource.pause(buffer)
+            resource.resume(buffer)
+        return 0
+
+    launched = race(lambda: launch(streams[0]), lambda: launch(streams[1]), pause)
+    assert all(isinstance(refused, int) for refused in launched)
+    for each in streams:
+        each.sync()  # the context has met no fault
+        each.close()
+    graph.close()
+    assert soon(lambda: buffer.loans == 0)
+    buffer.close()
+
+
 def test_a_buffer_with_a_graph_may_be_closed_while_paused(device, resource, stream, quiet):
     free = free_memory()
     buffer = grown(resource, 1, 2, stream=stream)
@@ -607,8 +697,6 @@ def test_pausing_waits_for_the_recorded_streams(device, resource, stream):
                 done.append(buffer.is_paused)
 
             def open_later(gate=gate, done=done):
-                import time
-
                 time.sleep(0.1)
                 seen = list(done)
                 gate.open()

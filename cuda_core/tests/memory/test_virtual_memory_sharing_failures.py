@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports and imports of virtual memory, every driver call failing in turn, and every field of a message wrong."""
 
+import contextlib
 import os
 import pickle
+import resource as limit
 import time
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
@@ -208,6 +210,54 @@ def test_every_call_of_unpickling_fails(driver_watch, world, sticky):
         del error
         assert world.state()[0] == world.before[0]
     resource_sharer.stop()
+
+
+@contextlib.contextmanager
+def files_left(count):
+    """Let this process open so many files more. The limit is on their numbers, so what is free below is taken."""
+    limits = limit.getrlimit(limit.RLIMIT_NOFILE)
+    highest = max(descriptors())
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    while taken[-1] < highest:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+    limit.setrlimit(limit.RLIMIT_NOFILE, (max(highest, *taken) + 1 + count, limits[1]))
+    try:
+        yield
+    finally:
+        limit.setrlimit(limit.RLIMIT_NOFILE, limits)
+        for number in taken:
+            os.close(number)
+
+
+def test_a_message_for_which_there_are_no_files_leaves_none(world):
+    """What was duplicated for it would keep the memory until the process ends."""
+    with world.buffer.ipc_descriptor as descriptor:
+        before = descriptors()
+        for count in range(len(SIZES)):
+            with files_left(count), pytest.raises(OSError, match="Too many open files"):
+                ForkingPickler.dumps(descriptor)
+            assert soon(lambda: descriptors() == before), count
+        form = ForkingPickler.dumps(descriptor)
+        pickle.loads(form).close()
+    world.is_whole()
+
+
+def test_a_message_that_fails_half_way_leaves_nothing(world, monkeypatch):
+    made = resource_sharer.DupFd
+    calls = []
+
+    def refuse_the_third(number):
+        calls.append(number)
+        if len(calls) == 3:
+            raise OSError("refused")
+        return made(number)
+
+    with world.buffer.ipc_descriptor as descriptor:
+        monkeypatch.setattr(resource_sharer, "DupFd", refuse_the_third)
+        with pytest.raises(OSError, match="refused"):
+            ForkingPickler.dumps(descriptor)
+        monkeypatch.undo()
+    world.is_whole()
 
 
 # --- wrong messages -----------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ The driver does not say how large an imported chunk is, so the sizes travel alon
 that the driver maps them.
 """
 
+import os
+
 from cuda.bindings cimport cydriver
 
 from cuda.core._memory._arguments cimport size_argument
@@ -119,18 +121,58 @@ def _reduce_descriptor(descriptor):
     cdef VirtualBufferDescriptor self = descriptor
     cdef IPCAllocationHandle handle
     warn_under_fork()
+    _ensure_room(self.handles)
     parts = []
-    for each in self.handles:
-        if not isinstance(each, IPCAllocationHandle):
-            parts.append(each)
-            continue
-        handle = each
-        number = handle.hold()
-        try:
-            parts.append(resource_sharer.DupFd(number))
-        finally:
-            handle.let_go()
+    try:
+        for each in self.handles:
+            if not isinstance(each, IPCAllocationHandle):
+                parts.append(each)
+                continue
+            handle = each
+            number = handle.hold()
+            try:
+                parts.append(resource_sharer.DupFd(number))
+            finally:
+                handle.let_go()
+    except BaseException:
+        _take_back(parts)
+        raise
     return _receive_descriptor, (self.size, self.sizes, tuple(parts), self._check())
+
+
+cdef int _ensure_room(tuple handles) except -1:
+    """Raise OSError unless all file descriptors can be duplicated.
+
+    What was handed to multiprocessing can be taken back over a socket only, and where the process has no more file
+    descriptors there is none for that.
+    """
+    cdef IPCAllocationHandle handle
+    duplicates = []
+    try:
+        for each in handles:
+            if isinstance(each, IPCAllocationHandle):
+                handle = each
+                number = handle.hold()
+                try:
+                    duplicates.append(os.dup(number))
+                finally:
+                    handle.let_go()
+    finally:
+        for number in duplicates:
+            os.close(number)
+    return 0
+
+
+cdef int _take_back(list parts) except -1:
+    """Take duplicates back that were made for a message that is not sent. They would keep the memory."""
+    for part in parts:
+        if type(part) is bytes:
+            continue
+        try:
+            os.close(part.detach())
+        except Exception:  # it stays with multiprocessing, and the error that has led here is the one that is told
+            pass
+    return 0
 
 
 cdef int _ensure_layout(object size, object sizes, object parts) except -1:

@@ -322,8 +322,9 @@ class VirtualMemoryResource(VirtualMemoryBase):
 
         Notes
         -----
-        Safe from any thread. The call waits, without the GIL, for the streams that the buffers have recorded, and for
-        the copies. Work that uses a buffer must be in its recorded streams, or finished. Memory that another process
+        Safe from any thread. The call waits, without the GIL, for the streams that the buffers have recorded, for the
+        last launch of each ``Graph`` that uses them, and for the copies. Other work that uses a buffer must
+        be in its recorded streams, or finished. Memory that another process
         has imported goes back when that lets it go, too; from the resume on the two have different memory.
 
         Memory that the driver refuses to take back at the very end is reported as a ``CUDAWarning``; resuming uses it

@@ -9,6 +9,7 @@ cimport cython
 
 from cuda.core._driver cimport error_for
 from cuda.core._memory._buffer cimport Buffer
+from cuda.core._memory._graph_launches cimport Launches, launches_with
 from cuda.core._memory._ownership cimport LOANS_MASK, VERDICT_HAS_LOANS
 from cuda.core._memory._release cimport ensure_not_capturing, report, wait_for_order
 from cuda.core._memory._virtual_absence cimport (
@@ -35,6 +36,10 @@ from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
+
+
+cdef enum:
+    ABOUT_TO_PAUSE = 2  # in the place of the flag of a range, while it is claimed
 
 
 cdef list _checked(VirtualMemoryBase resource, object buffers, str what):
@@ -144,7 +149,10 @@ cdef int pause(VirtualMemoryBase resource, object buffers, object keep_contents)
         for buffer in paused:
             ensure_not_capturing(buffer.stream)
         for buffer in paused:
+            buffer.range.paused.store(ABOUT_TO_PAUSE)  # from here on no graph that uses it is launched
+        for buffer in paused:
             _wait_for(buffer)
+            _wait_for_graphs(buffer)
         for buffer in paused:
             _return_left_addresses(buffer)
         for buffer in paused:
@@ -179,6 +187,21 @@ cdef int _wait_for(Buffer buffer) except -1:
         wait_for_order(order)
     finally:
         release_stream(order)
+    return 0
+
+
+cdef int _wait_for_graphs(Buffer buffer) except -1:
+    """Wait for launches of graphs that use the buffer. They may be in any stream, which the buffer has not recorded."""
+    cdef Launches launches
+    cdef StreamHandle* order
+    if not buffer.range.graph_loans:
+        return 0
+    for launches in launches_with(buffer.range):
+        order = launches.hold_last()
+        try:
+            wait_for_order(order)
+        finally:
+            release_stream(order)
     return 0
 
 

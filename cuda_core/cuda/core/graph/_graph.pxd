@@ -2,6 +2,7 @@
 from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
 
+from cuda.core._memory._graph_launches cimport Launches
 from cuda.core._memory._graph_place cimport CapturedGraph, GraphReference
 from cuda.core._stream cimport StreamCarrier
 from cuda.core._stream_handle cimport StreamHandle
@@ -19,10 +20,11 @@ cdef class Graph:
     cdef GraphReference _of
     cdef GraphReference _uses           # the capture that it was made from, or last updated from
     cdef atomic[size_t] _executable     # a CUgraphExec; changes under the mutex of the graph, 0 once closed
+    cdef Launches _launches             # of this executable
     cdef object __weakref__
     cdef CapturedGraph* _open(self) except NULL
-    cdef int _ensure_memory_is_there(self) except -1
-    cdef cydriver.CUresult _in_stream(self, object stream, str what, InStream put, const char** function) except *
+    cdef cydriver.CUresult _in_stream(self, object stream, str what, InStream put, tuple lent,
+                                      const char** function) except *
 
 cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandle* upload)
 cdef int keep_refused(object dropped) except -1

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Graph``: what is launched. It owns the driver's executable graph, and the memory that its launches leave."""
 
+from cpython.ref cimport PyObject
 from cuda.bindings cimport cydriver
 from libc.string cimport memset
+from libcpp.vector cimport vector
 
 from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
 from cuda.core._fork cimport fork_generation
+from cuda.core._memory._graph_launches cimport Launches, first_paused, launches_of
 from cuda.core._memory._graph_memory cimport free_left, look_at_all
 from cuda.core._memory._graph_place cimport (
     PLACE_FREED,
@@ -23,6 +26,7 @@ from cuda.core._stream_handle cimport (
     leave_stream,
     refuse_captured,
     release_stream,
+    retain_stream,
     stream_as_seen_here,
 )
 
@@ -127,6 +131,7 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
     cdef Graph self = Graph.__new__(Graph)
     cdef CapturedGraph* graph = source._of.graph
     self._uses = source._of
+    self._launches = launches_of(graph)
     cdef cydriver.CUgraphExec executable = NULL
     cdef bint pushed = False, closed
     self._of = source._of
@@ -312,42 +317,54 @@ cdef class Graph:
         """CUgraphExec: the graph as a ``cuda.bindings.driver`` object; a null one once the graph is closed."""
         return driver.CUgraphExec(self._executable.load())
 
-    cdef cydriver.CUresult _in_stream(self, object stream, str what, InStream put, const char** function) except *:
-        """Do something in the order of a stream, unless another thread closes the graph before."""
+    cdef cydriver.CUresult _in_stream(
+        self, object stream, str what, InStream put, tuple lent, const char** function
+    ) except *:
+        """Do something in the order of a stream, unless another thread closes the graph before.
+
+        ``lent`` are ranges of virtual memory that a launch uses. Where one is paused nothing is done: the work would
+        end the context with a fault.
+        """
         cdef CapturedGraph* graph
         cdef StreamHandle* order
+        cdef StreamHandle* used = NULL
         cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+        cdef vector[PyObject*] ranges
+        cdef PyObject* away = NULL
+        cdef Launches launches = self._launches
+        cdef VirtualRange range_
         cdef bint closed
         self._open()
         order = bind_stream(Stream_accept(stream))
         graph = self._of.graph
+        for each in lent:
+            ranges.push_back(<PyObject*>each)
         try:
             refuse_captured(order, f"a graph cannot be {what} on a stream that is being captured")
             with nogil:
                 pthread_mutex_lock(&graph.mutex)
                 closed = self._executable.load() == 0
                 if not closed:
+                    away = first_paused(&ranges)
+                if not closed and away == NULL:
+                    if not ranges.empty():
+                        used = retain_stream(order)
                     result = put(graph, self._executable.load(), &order, function)
+                    if used != NULL and result == cydriver.CUresult.CUDA_SUCCESS:
+                        launches.last, used = used, launches.last
                 pthread_mutex_unlock(&graph.mutex)
         finally:
+            release_stream(used)
             release_stream(order)
         if closed:
             raise RuntimeError("Graph has been closed")
+        if away != NULL:
+            range_ = <VirtualRange>away
+            raise OwnershipError(
+                f"the graph uses {range_.mapped} bytes at {<size_t>range_.base:#x}, of a buffer that is paused; "
+                "resume it first"
+            )
         return result
-
-    cdef int _ensure_memory_is_there(self) except -1:
-        """Refuse while a buffer is paused that the graph uses: its work would end the context with a fault."""
-        cdef VirtualRange range_
-        if self._uses.lent is None:
-            return 0
-        for each in tuple(self._uses.lent):
-            range_ = each
-            if range_.paused.load():
-                raise OwnershipError(
-                    f"the graph uses {range_.mapped} bytes at {<size_t>range_.base:#x}, of a buffer that is paused; "
-                    "resume it first"
-                )
-        return 0
 
     def launch(self, stream: Stream | GraphBuilder) -> None:
         """Put the graph into a stream: its nodes run behind what is there, and before what comes later.
@@ -387,8 +404,7 @@ cdef class Graph:
         cdef CapturedGraph* graph = self._open()
         cdef const char* function = NULL
         cdef cydriver.CUresult result
-        self._ensure_memory_is_there()
-        result = self._in_stream(stream, "launched", _launch, &function)
+        result = self._in_stream(stream, "launched", _launch, self._launches.begin(self._uses.lent), &function)
         if result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE and graph.allocations != NULL:
             error = error_for(result, function)
             error.args = (
@@ -425,7 +441,7 @@ cdef class Graph:
         >>> graph.close()
         """
         cdef const char* function = NULL
-        cdef cydriver.CUresult result = self._in_stream(stream, "uploaded", _upload, &function)
+        cdef cydriver.CUresult result = self._in_stream(stream, "uploaded", _upload, (), &function)
         check(result, function)
 
     def update(self, source: GraphBuilder) -> None:
