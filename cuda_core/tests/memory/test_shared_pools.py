@@ -598,6 +598,7 @@ def test_an_opened_pool_ends_when_the_free_of_its_last_import_has_run(driver_wat
 
 
 @pytest.mark.watched
+@pytest.mark.provokes_refusals
 def test_the_first_allocation_after_a_pool_was_given_up_is_asked_for_twice(driver_watch, shared, stream):
     """On a device it may be refused once, though there is memory (design/sharing.md)."""
     opened(shared).close()
