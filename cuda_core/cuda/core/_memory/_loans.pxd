@@ -11,6 +11,7 @@ cdef int end_loan(Record record) noexcept
 cdef class Loan:
     cdef Record record
     cdef atomic[int] open
+    cdef Record held_record(self)
     cdef int end(self) noexcept
     cdef int end_or_raise(self, bint may_raise) except -1
 

@@ -120,9 +120,10 @@ cdef class VirtualMemoryBase(IndexedResource):
         prepare_request(self._ordinal, self.config, &request, &granularity)
         if revision != self._revision and self.config.location_type != VirtualMemoryLocationType.DEVICE:
             self._ensure_place(&request, granularity)
-        self._request = request
-        self._granularity = granularity
-        self._revision = revision
+        with cython.critical_section(self):  # others may be copying it
+            self._request = request
+            self._granularity = granularity
+            self._revision = revision
         return 0
 
     cdef int _ensure_place(self, ChunkRequest* request, size_t granularity) except -1:
