@@ -147,28 +147,31 @@ class Own(LegacyPinnedMemoryResource):
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_looking_at_a_buffer_that_another_thread_closes(device, look):
-    row = [Own().allocate(64) for _ in range(ROUNDS)]
-    parts = [buffer[0:8] for buffer in row] if look in ("owner", "is_host_accessible") else row
+    shown, done = [None], threading.Event()
 
     def watch():
-        for buffer in parts:
+        while not done.is_set():
             try:
-                LOOKS[look](buffer)
-            except (RuntimeError, BufferError, TypeError, ValueError, CUDAError):
+                LOOKS[look](shown[0])
+            except (AttributeError, RuntimeError, BufferError, TypeError, ValueError, CUDAError):
                 pass
 
     def close():
-        for one in (row, parts):
-            for buffer in one:
+        for _ in range(ROUNDS):
+            buffer = Own().allocate(64)
+            part = buffer[0:8] if look in ("owner", "is_host_accessible") else None
+            shown[0] = buffer if part is None else part
+            for one in (buffer, part) if look == "owner" else (part, buffer):
                 try:
-                    buffer.close()
-                except OwnershipError:
+                    if one is not None:
+                        one.close()
+                except OwnershipError:  # it is being detached
                     pass
+        done.set()
 
     with warnings_seen():
         together(watch, close, watch, watch)
-        row.clear()
-        parts.clear()
+        shown.clear()
         gc.collect()
 
 
