@@ -80,6 +80,8 @@ setup(
             "embedsignature": True,
             # Annotations are for readers and type checkers (tools/make_stubs.py): they check and convert nothing.
             "annotation_typing": False,
+            # What each module relies on instead of the GIL: design/ownership.md.
+            "freethreading_compatible": True,
             "warn.maybe_uninitialized": True,
             "warn.unused": True,
         },

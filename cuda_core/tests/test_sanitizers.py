@@ -49,35 +49,64 @@ def instrumented():
     return target / "lib"
 
 
-@pytest.mark.parametrize(
-    "name", ["memory/test_queue.py", "memory/test_loans_threads.py", "graph/test_graph_life.py"]
-)
-def test_under_thread_sanitizer(instrumented, name, tmp_path):
-    options = f"exitcode=66 history_size=4 suppressions={SUPPRESSIONS} log_path={tmp_path / 'report'}"
+def run_watched(command, reports, packages=()):
+    """Run a command with ThreadSanitizer loaded before the interpreter; return how it ended, and what was reported."""
+    options = f"exitcode=66 history_size=4 suppressions={SUPPRESSIONS} log_path={reports / 'report'}"
     environment = os.environ | {
         "LD_PRELOAD": runtime(),
         "TSAN_OPTIONS": options,
-        "PYTHONPATH": os.pathsep.join([str(instrumented), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*map(str, packages), os.environ.get("PYTHONPATH", "")]),
+        "CUDA_CORE_RACE_ROUNDS": "200",
     }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    return done, "\n".join(path.read_text() for path in reports.glob("report*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "memory/test_races.py",
+        "memory/test_free_threading.py",
+        "memory/test_queue.py",
+        "memory/test_loans_threads.py",
+        "graph/test_graph_life.py",
+    ],
+)
+def test_under_thread_sanitizer(instrumented, name, tmp_path):
     # What ends its process in the middle, or has a child of its own, says nothing here.
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--driver=sim",
-        "-k",
-        "not exit and not fork and not dead",
-    ]
-    done = subprocess.run(
-        [*command, str(TESTS / name)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    reports = "\n".join(path.read_text() for path in tmp_path.glob("report*"))
+    options = ["-q", "-p", "no:cacheprovider", "--driver=sim", "-k", "not exit and not fork and not dead"]
+    command = [sys.executable, "-m", "pytest", *options, str(TESTS / name)]
+    done, reports = run_watched(command, tmp_path, [instrumented])
     assert not reports, reports[:5000]
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+PLANTED = """
+#include <unistd.h>
+static volatile long counter;
+extern "C" long count(long rounds) {
+    for (long round = 0; round < rounds; round++, usleep(1000)) counter = counter + 1;
+    return counter;
+}
+"""
+MEET = """
+import ctypes, sys, threading
+count = ctypes.CDLL(sys.argv[1]).count  # which lets go of the interpreter's lock, as the modules do
+threads = [threading.Thread(target=count, args=(50,)) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_a_planted_race_is_found(tmp_path):
+    """Without this, silence could mean that nobody listens."""
+    source, library = tmp_path / "planted.cpp", tmp_path / "planted.so"
+    source.write_text(PLANTED)
+    flags = ["-fsanitize=thread", "-O1", "-g1", "-fPIC", "-shared"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True)
+    done, reports = run_watched([sys.executable, "-c", MEET, str(library)], tmp_path)
+    assert done.returncode == 66, done.stderr[-2000:]
+    assert "data race" in reports
+    assert "planted.cpp" in reports

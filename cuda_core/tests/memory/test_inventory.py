@@ -351,7 +351,8 @@ def test_a_resource_that_does_not_say_its_device(device, kind):
 
 
 def test_a_buffer_is_one_object_of_at_most_160_bytes():
-    assert Buffer.__basicsize__ <= 160
+    header = 16  # of an object; without a GIL it is 16 bytes more
+    assert Buffer.__basicsize__ - object.__basicsize__ + header <= 160
     assert Allocation.__basicsize__ <= 160
     assert ManagedBuffer.__basicsize__ <= 160
 

@@ -83,6 +83,8 @@ cdef class Record:
     cdef object refusal(self, int verdict, str what)
     cdef void copy_recipe(self, Record source) noexcept
     cdef void forget(self) noexcept
+    cdef object held_resource(self)
+    cdef object held_owner(self)
     cdef StreamHandle* hold_stream(self) noexcept
     cdef StreamHandle* swap_stream(self, StreamHandle* order) noexcept
     cdef str describe(self)

@@ -37,6 +37,7 @@ from cuda.core._memory._ownership cimport (
     state_of,
     step,
 )
+from cuda.core._memory._try_reference cimport allow_try, drop_reference, try_reference
 from cuda.core._memory._virtual_parts cimport live_parts
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport drop_stream, release_stream, retain_stream
@@ -44,16 +45,6 @@ from cuda.core._stream_handle cimport drop_stream, release_stream, retain_stream
 from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._ownership import Ownership, TransferredTo
-
-cdef extern from *:
-    """
-    #define cuda_core_is_going(object) (Py_REFCNT(object) == 0)
-    """
-    bint _is_going "cuda_core_is_going"(PyObject*) noexcept
-
-cdef extern from "Python.h":
-    void _Py_INCREF "Py_INCREF"(PyObject*) noexcept
-    void _Py_DECREF "Py_DECREF"(PyObject*) noexcept
 
 cdef atomic[uint64_t] _serial
 # What is told of a change; NULL while nobody listens. An observer, once set, may be called for a moment after it was
@@ -104,12 +95,14 @@ cdef struct _Wanted:
 cdef void _note_record(Link* link, void* data) noexcept:
     cdef _Wanted* wanted = <_Wanted*>data
     cdef PyObject* record = record_of(link)
-    # The callbacks of the weak references of a record that is going run before it has left the list, and whoever takes
-    # a reference to it then ends it twice.
-    if <PyObject*>(<Record>record).resource == wanted.resource and not _is_going(record):
-        if wanted.found < wanted.room:
-            _Py_INCREF(record)
-            wanted.records[wanted.found] = record
+    if <PyObject*>(<Record>record).resource != wanted.resource:
+        return
+    if wanted.found >= wanted.room:
+        wanted.found += 1
+    elif try_reference(record):
+        # Not a record that is going: the callbacks of its weak references run before it has left the list, and other
+        # threads get here before it does. Whoever takes a reference to it then ends it twice.
+        wanted.records[wanted.found] = record
         wanted.found += 1
 
 
@@ -131,7 +124,7 @@ cdef list open_records_of(object resource):
                 records.append(<object>wanted.records[index])
         finally:
             for index in range(min(wanted.found, wanted.room)):
-                _Py_DECREF(wanted.records[index])
+                drop_reference(wanted.records[index])
             free(wanted.records)
         if wanted.found > wanted.room:
             records.clear()
@@ -171,6 +164,7 @@ cdef class Record:
         self.device_id = -1
         self.generation = fork_generation()
         self.serial = _serial.fetch_add(1) + 1
+        allow_try(<PyObject*>self)
         if _witness != NULL:
             _witness(self.serial)
 
@@ -340,6 +334,18 @@ cdef class Record:
         if owner != NULL:
             let_go(owner)  # a slice of a slice of a slice
 
+    cdef object held_resource(self):
+        """Return the resource, or None once the record is emptied: a thread that closes it may do that at any moment.
+
+        Whoever has claimed the record may look at the field itself.
+        """
+        with cython.critical_section(self):
+            return self.resource
+
+    cdef object held_owner(self):
+        with cython.critical_section(self):
+            return self.owner
+
     cdef StreamHandle* hold_stream(self) noexcept:
         """Return the ordering stream with a reference of its own: another thread may replace the record's."""
         with cython.critical_section(self):
@@ -353,12 +359,13 @@ cdef class Record:
         return old
 
     cdef str describe(self):
-        resource = ""
-        if isinstance(self.resource, FreeFunction):
-            resource = f" freed by {shown(getattr(self.resource, 'function', 'a function'))}"
-        elif self.resource is not None:
-            resource = f" of {type(self.resource).__name__}"
-        return f"buffer #{self.serial}, {self.size} bytes at {<size_t>self.pointer:#x}{resource}"
+        resource = self.held_resource()
+        of = ""
+        if isinstance(resource, FreeFunction):
+            of = f" freed by {shown(getattr(resource, 'function', 'a function'))}"
+        elif resource is not None:
+            of = f" of {type(resource).__name__}"
+        return f"buffer #{self.serial}, {self.size} bytes at {<size_t>self.pointer:#x}{of}"
 
     @property
     def ownership(self) -> Ownership:

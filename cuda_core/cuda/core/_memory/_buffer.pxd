@@ -10,6 +10,7 @@ cdef class Buffer(Record):
     # How other processes know the memory: its descriptor, once it was asked for; of an import, by what name it came,
     # which stays when the buffer is closed.
     cdef object known_as
+    cdef object _name(self)
 
 cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, int device_id, StreamHandle* stream)
 cdef int take_handle(Buffer self, object ptr, object size, object mr, object owner, object stream,

@@ -506,7 +506,7 @@ cdef class Buffer(Record):
         can say so for all its buffers by an attribute of the same name.
         """
         self.ensure_usable()
-        return not self.kept_by_collector and bool(getattr(self.resource, "release_on_collection", True))
+        return not self.kept_by_collector and bool(getattr(self.held_resource(), "release_on_collection", True))
 
     @release_on_collection.setter
     def release_on_collection(self, value: bool) -> None:
@@ -566,8 +566,8 @@ cdef class Buffer(Record):
         self.ensure_usable()
         order = Stream_accept(stream)
         if dst is None:
-            resource = self.resource if isinstance(self.resource, MemoryResource) else None
-            if resource is None or self.state() == STATE_BORROWED:
+            resource = self.held_resource()
+            if not isinstance(resource, MemoryResource) or self.state() == STATE_BORROWED:
                 raise ValueError("a destination buffer must be provided (this buffer does not have a memory_resource)")
             ensure_copy_options(options, order, "copy_to")
             dst = resource.allocate(self.size, stream=order)
@@ -811,20 +811,29 @@ cdef class Buffer(Record):
             If the driver refuses.
         """
         self.ensure_usable()
-        if self.known_as is not None and not isinstance(self.known_as, IPCBufferDescriptor):
-            return self.known_as.descriptor
-        if self.known_as is None:
-            if self.state() == STATE_BORROWED or not isinstance(self.resource, MemoryResource):
+        known = self._name()
+        if known is not None and not isinstance(known, IPCBufferDescriptor):
+            return known.descriptor
+        if known is None:
+            resource = self.held_resource()
+            if self.state() == STATE_BORROWED or not isinstance(resource, MemoryResource):
                 raise RuntimeError(f"the memory is of no resource that could share it ({self.describe()})")
             lend(self, "exported")
             try:
-                descriptor = (<MemoryResource>self.resource).export_buffer(self)
+                known = (<MemoryResource>resource).export_buffer(self)
+                if not isinstance(known, IPCBufferDescriptor):
+                    return known  # it holds something for the caller to close
+                with cython.critical_section(self):  # the first name stays
+                    if self.known_as is None:
+                        self.known_as = known
             finally:
                 end_loan(self)
-            if not isinstance(descriptor, IPCBufferDescriptor):
-                return descriptor  # it holds something for the caller to close
-            self.known_as = descriptor
-        return self.known_as
+            known = self._name()
+        return known
+
+    cdef object _name(self):
+        with cython.critical_section(self):
+            return self.known_as
 
     @classmethod
     def from_ipc_descriptor(
@@ -900,8 +909,9 @@ cdef class Buffer(Record):
         raise TypeError(f"a {type(self).__name__} cannot be copied: it stands for one allocation; see copy_to")
 
     def __reduce__(self) -> tuple[object, ...]:
-        if self.known_as is not None and not isinstance(self.known_as, IPCBufferDescriptor):
-            return Buffer._reduce_helper, (self.known_as.resource_or_name(), self.known_as.descriptor)
+        known = self._name()
+        if known is not None and not isinstance(known, IPCBufferDescriptor):
+            return Buffer._reduce_helper, (known.resource_or_name(), known.descriptor)
         try:
             descriptor = self.ipc_descriptor
         except OwnershipError:
@@ -910,8 +920,9 @@ cdef class Buffer(Record):
             raise TypeError(
                 f"{type(self).__name__} objects can only be pickled where another process can import them: {error}"
             ) from None
-        reduced = (<MemoryResource>self.resource).reduce_buffer(self, descriptor)
-        return reduced if reduced is not None else (Buffer._reduce_helper, (self.resource, descriptor))
+        resource = self.held_resource()
+        reduced = (<MemoryResource>resource).reduce_buffer(self, descriptor)
+        return reduced if reduced is not None else (Buffer._reduce_helper, (resource, descriptor))
 
     # -- what can be seen in every state ---------------------------------------------------------------------------
 
@@ -931,14 +942,16 @@ cdef class Buffer(Record):
     @property
     def memory_resource(self) -> MemoryResource | None:
         """MemoryResource or None: what frees the memory; None once closed, and for borrowed memory."""
-        return None if _is_ended(self) or not isinstance(self.resource, MemoryResource) else self.resource
+        resource = self.held_resource()
+        return None if _is_ended(self) or not isinstance(resource, MemoryResource) else resource
 
     @property
     def owner(self) -> object:
         """object or None: whoever is kept alive for the memory; of a slice, the buffer that it is a part of."""
-        if _is_ended(self) or isinstance(self.owner, Keeper):
+        owner = self.held_owner()
+        if _is_ended(self) or isinstance(owner, Keeper):
             return None
-        return (<Loan>self.owner).record if isinstance(self.owner, Loan) else self.owner
+        return (<Loan>owner).held_record() if isinstance(owner, Loan) else owner
 
     @property
     def is_closed(self) -> bool:
@@ -1033,13 +1046,14 @@ cdef class Buffer(Record):
     def is_mapped(self) -> bool:
         """bool: whether the memory is another process's, imported here."""
         self.ensure_usable()
-        return isinstance(_parent(self).owner, Keeper) and (<Keeper>_parent(self).owner).imported is not None
+        owner = _parent(self).held_owner()
+        return isinstance(owner, Keeper) and (<Keeper>owner).imported is not None
 
 
 cdef int _how_to_wait(Buffer self, object wait) except -1:
     """Return what a close does about work in flight. Only resources of virtual memory have a choice of their own."""
     if wait is None:
-        wait = self.range is None or getattr(self.resource, "wait_on_close", True)
+        wait = self.range is None or getattr(self.held_resource(), "wait_on_close", True)
     if wait:
         return WAIT
     wait_for_room()
@@ -1048,17 +1062,27 @@ cdef int _how_to_wait(Buffer self, object wait) except -1:
 
 cdef Record _parent(Record record):
     """Return the record that a slice is a part of, however often it was sliced; of others, the record itself."""
-    while isinstance(record.owner, Loan):
-        record = (<Loan>record.owner).record
+    cdef Record above
+    owner = record.held_owner()
+    while isinstance(owner, Loan):
+        above = (<Loan>owner).held_record()
+        if above is None:  # the slice was closed meanwhile
+            break
+        record, owner = above, above.held_owner()
     return record
 
 
 cdef object _source_of_attributes(Record record):
     """Return the resource that knows where the memory lives, or None: then the driver is asked."""
+    cdef Record heir = None
     record = _parent(record)  # a slice is where its parent is
-    if record.resource is None and record.range is not None and record.range.heir is not None:
-        record = record.range.heir  # the parent was closed, and the loans hold its memory
-    return record.resource if isinstance(record.resource, MemoryResource) else None
+    resource = record.held_resource()
+    if resource is None and record.range is not None:
+        with cython.critical_section(record.range):
+            heir = record.range.heir  # the parent was closed, and the loans hold its memory
+        if heir is not None:
+            resource = heir.held_resource()
+    return resource if isinstance(resource, MemoryResource) else None
 
 
 cdef bint _is_host_accessible(Buffer buffer) except -1:
@@ -1076,7 +1100,8 @@ cdef int _device_of_memory(Buffer buffer) except? -2:
 
 cdef Buffer _take(Record source, object mr, str what):
     """Make a new buffer the owner of what ``source`` owns, freed by ``mr`` if one is given."""
-    cdef MemoryResource before = source.resource if isinstance(source.resource, MemoryResource) else None
+    cdef object resource = source.held_resource()
+    cdef MemoryResource before = resource if isinstance(resource, MemoryResource) else None
     cdef MemoryResource after = before
     cdef Buffer buffer
     cdef object entry = None

@@ -31,11 +31,13 @@ cdef class IndexedResource(MemoryResource):
     cdef dict _holdings         # address -> Holding
     cdef Holding new_entry(self, Record record, uintptr_t address, size_t size)
     cdef int enter(self, Holding holding, Record record) except -1
+    cdef int _enter(self, Holding holding, Record record) except -1
     cdef int remember(self, Record record) except -1
     cdef Holding begin_free(self, Record record)
     cdef int end_free(self, Holding holding, bint freed) except -1
     cdef bint is_freed(self, Record record, Holding holding) noexcept
     cdef int note_free(self, Record record, Holding holding) noexcept
+    cdef Holding owned_holding(self, uintptr_t address)
     cdef Holding _owned_holding(self, uintptr_t address)
     cdef int _free_detached(self, uintptr_t address, size_t size, Holding holding, StreamHandle* order) except -1
     cdef int _lose_if_gone(self, Holding holding) except -1

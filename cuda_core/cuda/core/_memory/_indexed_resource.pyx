@@ -38,7 +38,7 @@ cdef class Holding:
     cdef Record record(self):
         """Return the record that owns the address, or owned it last; None if that is gone."""
         if self.slot is not None:
-            return <Allocation>self.slot.allocation if self.slot.allocation != NULL else None
+            return self.slot.allocation()
         return self.owner()
 
     cdef Holder holder(self):
@@ -76,8 +76,12 @@ cdef class IndexedResource(MemoryResource):
         holding.range = record.range
         holding.serial = record.serial
         if isinstance(record, Allocation):
-            holding.slot = (<Allocation>record).slot = Slot.__new__(Slot)
-            holding.slot.allocation = <void*>record
+            # One slot for all its entries, since it is the one that is emptied when the Allocation ends.
+            with cython.critical_section(record):
+                if (<Allocation>record).slot is None:
+                    (<Allocation>record).slot = Slot.__new__(Slot)
+                    (<Allocation>record).slot.fill(<Allocation>record)
+                holding.slot = (<Allocation>record).slot
         else:
             holding.owner = weak_reference(record)
         return holding
@@ -89,6 +93,10 @@ cdef class IndexedResource(MemoryResource):
         An address fresh from the driver always wins: whoever is entered there has had its memory freed behind its back,
         and is lost.
         """
+        return self._enter(holding, record)
+
+    cdef int _enter(self, Holding holding, Record record) except -1:
+        """The same, in a critical section of this resource. One inside another would let go of the outer one."""
         cdef Holding before = self._holdings.get(holding.key)
         cdef Record stale
         if before is not None:
@@ -130,34 +138,37 @@ cdef class IndexedResource(MemoryResource):
         return 0
 
     @cython.critical_section
-    cdef Holding _owned_holding(self, uintptr_t address):
+    cdef Holding owned_holding(self, uintptr_t address):
         """Return the entry of an address that somebody has at this moment, or None."""
+        return self._owned_holding(address)
+
+    cdef Holding _owned_holding(self, uintptr_t address):
         cdef Holding holding = self._holdings.get(<size_t>address)
         if holding is None or holding.being_freed or holding.holder() == HELD_BY_NOBODY:
             return None
         return holding
 
     cdef int own(self, Record buffer) except -1:
-        cdef Holding holding
+        cdef Holding holding = self.new_entry(buffer, buffer.pointer, buffer.size)
+        cdef bint taken = False
         with cython.critical_section(self):  # of two that take one address at the same time, one does
-            if buffer.size and self._owned_holding(buffer.pointer) is not None:
-                raise OwnershipError(
-                    f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; "
-                    "two would free it twice"
-                )
-            holding = self.new_entry(buffer, buffer.pointer, buffer.size)
-            self.begin_owning(buffer)
-            if not buffer.size:
-                return 0
-            holding.range = buffer.range
-            try:
-                return self.enter(holding, buffer)
-            except BaseException:
-                buffer.begin_nothing()  # a call that raises has taken nothing
-                raise
+            taken = buffer.size and self._owned_holding(buffer.pointer) is not None
+            if not taken:
+                self.begin_owning(buffer)
+                if not buffer.size:
+                    return 0
+                holding.range = buffer.range
+                try:
+                    return self._enter(holding, buffer)
+                except BaseException:
+                    buffer.begin_nothing()  # a call that raises has taken nothing
+                    raise
+        raise OwnershipError(
+            f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already; two would free it twice"
+        )
 
     cdef int ensure_adoptable(self, Record source) except -1:
-        cdef Holding holding = self._owned_holding(source.pointer) if source.size else None
+        cdef Holding holding = self.owned_holding(source.pointer) if source.size else None
         if holding is not None and holding.serial != source.serial:
             raise OwnershipError(f"{<size_t>source.pointer:#x} of this {type(self).__name__} has another owner")
         return 0
@@ -273,7 +284,10 @@ cdef class IndexedResource(MemoryResource):
         self._lose_if_gone(holding)
         if allocation is not None:
             begin_hand_over(allocation, TAKER_DETACHED, "freed")
-        holding.being_freed = True
+        with cython.critical_section(self):  # of two that free one address at the same time, one does
+            if holding.being_freed or self._holdings.get(holding.key) is not holding:
+                raise OwnershipError(f"another call is freeing the allocation at {<size_t>address:#x}")
+            holding.being_freed = True
         try:
             self.free_holding(address, holding, order)
         except BaseException:  # it can be tried again, or adopted

@@ -12,6 +12,7 @@ cdef class Loan:
     cdef Record record
     cdef atomic[int] open
     cdef bint of_graph          # whoever has it uses the address only when the graph is launched
+    cdef Record held_record(self)
     cdef int end(self) noexcept
     cdef int end_or_raise(self, bint may_raise) except -1
 

@@ -120,7 +120,7 @@ cdef int _close_kept(Record record, Loan loan, StreamHandle* order, int waiting)
     They are a loan on the memory, and go back after the stream like any release: here, so that the next close of the
     grown buffer need not wait for them.
     """
-    cdef Record holder = loan.record
+    cdef Record holder = loan.held_record()
     cdef VirtualRange range_
     cdef StreamHandle* stream
     cdef Parts left
@@ -135,7 +135,8 @@ cdef int _close_kept(Record record, Loan loan, StreamHandle* order, int waiting)
         elif waiting == QUEUE_IF_BUSY:
             ensure_not_capturing(stream)
         loan.end_or_raise(True)
-        record.owner = None
+        with cython.critical_section(record):
+            _ended, record.owner = record.owner, None  # let go behind the section
         if parts_are_empty(&range_.retired):
             return CLOSE_DONE
         with cython.critical_section(range_):
@@ -218,6 +219,11 @@ cdef class Loan:
         """End the loan where nothing can be raised, see :func:`end_loan`."""
         self.end_or_raise(False)
         return 0
+
+    cdef Record held_record(self):
+        """Return whose memory is lent; None once the loan has ended, which another thread may do at any moment."""
+        with cython.critical_section(self):
+            return self.record
 
     cdef int end_or_raise(self, bint may_raise) except -1:
         cdef Loan loan = self

@@ -16,8 +16,8 @@ cdef class _MemPool(IndexedResource):
     cdef bint _shareable                  # with other processes
     cdef bint _mapped                     # opened here, of another process
     cdef object _uuid
+    cdef bint _index_is_whole             # else the list of what is live knows more than the index
     cdef int _ensure_not_made(self) except -1
-    cdef int _give_index_up(self) except -1
     cdef int take_current_pool(self, cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind) except -1
     cdef int take_own_pool(self, cydriver.CUmemPoolProps* properties) except -1
     cdef int ensure_open(self) except -1

@@ -115,7 +115,8 @@ cdef int return_to_pool(Record record, StreamHandle* order, int waiting) except 
 
 
 cdef bint _is_import(Record record) noexcept:
-    return isinstance(record.owner, Keeper) and (<Keeper>record.owner).imported is not None
+    owner = record.held_owner()
+    return isinstance(owner, Keeper) and (<Keeper>owner).imported is not None
 
 
 cdef bint _is_context_gone_here(cydriver.CUresult result, const char* function) noexcept nogil:
@@ -191,7 +192,7 @@ cdef class _MemPool(IndexedResource):
     cdef int _choose_deleter(self) except -1:
         # A subclass may have its own deallocate, and that is asked; it is found by the index.
         if self.deleter == ask_python and self._holdings is None:
-            self._holdings = {}
+            self._holdings, self._index_is_whole = {}, True
         return 0
 
     cdef int ensure_open(self) except -1:
@@ -483,35 +484,31 @@ cdef class _MemPool(IndexedResource):
     # -- who owns an address ---------------------------------------------------------------------------------------
 
     cdef int ensure_index(self) except -1:
-        """Build the index of owners by address, of all that is open. From now on it is kept up to date."""
-        cdef list records
-        if self._holdings is not None:
-            return 0
-        records = open_records_of(self)
-        self._holdings = {}
-        try:
-            for record in records:
-                # What is claimed is being freed at this moment. Making entries may run finalizers: by now it may be
-                # closed. An import is known by the name that it came by.
-                if (
-                    (<Record>record).resource is self
-                    and not (<Record>record).word.load() & CLAIM_MASK
-                    and not _is_import(record)
-                ):
-                    self.remember(record)
-        except BaseException:  # half an index would call addresses unknown that have an owner
-            self._give_index_up()
-            raise
-        return 0
+        """Build the index of owners by address, of all that is open. From now on it is kept up to date.
 
-    cdef int _give_index_up(self) except -1:
-        """Go back to the list of what is live, where all owners are."""
-        cdef Record record
-        holdings, self._holdings = self._holdings, None
-        for holding in holdings.values():
-            record = (<Holding>holding).record()
-            if record is not None and record.entry is holding:
-                record.entry = None
+        It is read only when it is whole. Of several threads that need it at once, each builds it: what another has
+        entered already is entered again.
+        """
+        cdef list records
+        if self._index_is_whole:
+            return 0
+        with cython.critical_section(self):
+            if self._holdings is None:
+                # Before the list is looked at: what is allocated meanwhile is on it, or finds the index and enters
+                # itself.
+                self._holdings = {}
+        records = open_records_of(self)
+        for record in records:
+            # What is claimed is being freed at this moment. Making entries may run finalizers: by now it may be closed.
+            # An import is known by the name that it came by.
+            if (
+                (<Record>record).resource is self
+                and (<Record>record).entry is None
+                and not (<Record>record).word.load() & CLAIM_MASK
+                and not _is_import(record)
+            ):
+                self.remember(record)
+        self._index_is_whole = True
         return 0
 
     cdef int note(self, Record record) except -1:
@@ -533,7 +530,7 @@ cdef class _MemPool(IndexedResource):
         return 0
 
     cdef int ensure_adoptable(self, Record source) except -1:
-        if self._holdings is None and source.resource is self:
+        if not self._index_is_whole and source.resource is self:
             return 0  # it is the one that is known here
         self.ensure_index()
         return IndexedResource.ensure_adoptable(self, source)
@@ -547,7 +544,7 @@ cdef class _MemPool(IndexedResource):
             return None
         prepared = IndexedResource.prepare_entry(self, source, target)
         if isinstance(target, Allocation) and isinstance(prepared, Holding):
-            (<Holding>prepared).keeper = source.owner
+            (<Holding>prepared).keeper = source.held_owner()
         return prepared
 
     cdef void enter_owner(self, Record source, Record target, MemoryResource before, object prepared) noexcept:

@@ -432,7 +432,7 @@ cdef class _SharedPool(_MemPool):
     cdef int _ensure_as_described(self, ImportReference share, size_t size) except -1:
         """Raise ValueError unless what was imported is memory of this resource, and large enough."""
         cdef uintptr_t address = share.pointer.address
-        if self._holdings is not None and self._owned_holding(address) is not None:
+        if self._holdings is not None and self.owned_holding(address) is not None:
             abandon(share)  # else the owner would lose it
             raise OwnershipError(f"{<size_t>address:#x} has an owner already, which was not imported by its descriptor")
         at_host, ordinal, extent = imported_range(address)
@@ -472,12 +472,12 @@ cdef class _SharedPool(_MemPool):
         return _MemPool.free_unknown(self, address, size, order)
 
     cdef int ensure_adoptable(self, Record source) except -1:
-        if isinstance(source.owner, ImportReference):
+        if isinstance(source.held_owner(), ImportReference):
             return 0  # it has shares, and no index knows it
         return _MemPool.ensure_adoptable(self, source)
 
     cdef object prepare_entry(self, Record source, Record target):
-        if isinstance(source.owner, ImportReference):
+        if isinstance(source.held_owner(), ImportReference):
             return None
         return _MemPool.prepare_entry(self, source, target)
 

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
+from cpython.ref cimport PyObject
+from libcpp.atomic cimport atomic
+
 from cuda.core._memory._allocation cimport Record
 
 # Where a resource finds the Allocation of an address. Not a weak reference: the collector clears those before it runs
 # the finalizers that may still free the memory.
 cdef class Slot:
-    cdef void* allocation
+    cdef PyObject* _allocation
+    cdef atomic[int] _locked    # for a few stores, and never while anything can run
+    cdef void fill(self, Allocation allocation) noexcept
+    cdef void empty(self) noexcept
+    cdef Allocation allocation(self)
 
 cdef class Allocation(Record):
     cdef Slot slot

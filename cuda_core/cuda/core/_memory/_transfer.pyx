@@ -2,6 +2,7 @@
 """Handing an allocation over: from one record to another, and ``Allocation``, which carries it out of all buffers."""
 
 cimport cython
+from cpython.ref cimport PyObject
 
 from cuda.core._driver cimport is_finalizing
 from cuda.core._memory._allocation cimport Keeper, Record, record_ended
@@ -14,7 +15,9 @@ from cuda.core._memory._ownership cimport (
     VERDICT_GO,
 )
 from cuda.core._memory._release cimport report
+from cuda.core._memory._try_reference cimport drop_reference, try_reference
 from cuda.core._stream cimport streams_of
+from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._allocation import FreeFunction
@@ -81,6 +84,32 @@ cdef int hand_over(Record source, Record target, int taker, str what) except -1:
 cdef class Slot:
     """The way from an address to its Allocation."""
 
+    cdef void fill(self, Allocation allocation) noexcept:
+        self._allocation = <PyObject*>allocation
+
+    cdef void empty(self) noexcept:
+        """Cut the way, before the Allocation ends: whoever looks meanwhile has been turned away, or has a reference."""
+        while self._locked.exchange(1):
+            pass
+        self._allocation = NULL
+        self._locked.store(0)
+
+    cdef Allocation allocation(self):
+        """Return the Allocation, or None where it is gone or going."""
+        cdef PyObject* found
+        cdef Allocation result
+        while self._locked.exchange(1):
+            pass
+        found = self._allocation
+        if found != NULL and not try_reference(found):
+            found = NULL
+        self._locked.store(0)
+        if found == NULL:
+            return None
+        result = <Allocation>found
+        drop_reference(found)
+        return result
+
 
 # No gc_clear: what is reported at the end names the resource.
 @cython.no_gc_clear
@@ -122,7 +151,7 @@ cdef class Allocation(Record):
     def __dealloc__(self):
         # Not in __del__: in a cycle, the finalizer of a resource may still free this allocation.
         if self.slot is not None:
-            self.slot.allocation = NULL
+            self.slot.empty()
         if self.state() != STATE_OWNED or is_finalizing():
             return
         self.reported = True
@@ -175,17 +204,23 @@ cdef class Allocation(Record):
     @property
     def memory_resource(self) -> MemoryResource | None:
         """MemoryResource or None: what frees the memory. None where a function does, and once it was taken."""
-        return None if isinstance(self.resource, FreeFunction) else self.resource
+        resource = self.held_resource()
+        return None if isinstance(resource, FreeFunction) else resource
 
     @property
     def owner(self) -> object:
         """object or None: what has to be kept alive until the memory is freed."""
-        return None if isinstance(self.owner, Keeper) else self.owner
+        owner = self.held_owner()
+        return None if isinstance(owner, Keeper) else owner
 
     @property
     def streams(self) -> tuple[Stream, ...]:
         """tuple of Stream: what orders the free."""
-        return streams_of(self.stream)
+        cdef StreamHandle* order = self.hold_stream()
+        try:
+            return streams_of(order)
+        finally:
+            release_stream(order)
 
     def __repr__(self) -> str:
         name = self.ownership.name

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growing a buffer: in its reservation, in addresses that the driver grants, or by moving."""
 
+cimport cython
 from cuda.bindings cimport cydriver
 
 from cuda.core._driver cimport error_for
@@ -25,7 +26,7 @@ from cuda.core._memory._virtual_succession cimport (
     succeed,
     unclaim,
 )
-from cuda.core._stream_handle cimport retain_stream
+from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 from cuda.core.typing import VirtualMemoryGrowthType
@@ -59,6 +60,7 @@ cdef class _Growth:
         cdef size_t end = range_.mapped + size
         cdef size_t more = end - range_.capacity if end > range_.capacity else 0
         cdef size_t reserved, alignment
+        cdef StreamHandle* order
         cdef int outcome = GROW_ELSEWHERE
         self.failure.function = NULL
         self.request.size = size
@@ -69,7 +71,11 @@ cdef class _Growth:
             if outcome != GROW_ELSEWHERE:
                 return outcome
         # Retiring the old addresses would wait for the recorded stream. If that is being captured, say so now.
-        ensure_not_capturing(self.old.stream)
+        order = self.old.hold_stream()
+        try:
+            ensure_not_capturing(order)
+        finally:
+            release_stream(order)
         reserved = max(end, round_up(self.options.reserve_size, self.granularity, "reserve_size"))
         if reserved > end:
             ensure_addresses_left(reserved)
@@ -133,14 +139,15 @@ cdef Buffer grow(VirtualMemoryBase resource, object buf, object new_size, object
     growth = _Growth.__new__(_Growth)
     growth.old, growth.range_, growth.options = old, old.range, options
     if config is None:
-        growth.request, growth.granularity = resource._request, resource._granularity
+        with cython.critical_section(resource):  # an assignment to its options replaces it
+            growth.request, growth.granularity = resource._request, resource._granularity
     else:
         prepare_request(resource._ordinal, options, &growth.request, &growth.granularity)
     rounded = round_up(wanted, growth.granularity, "new_size")
     if not resource.wait_on_close:
         wait_for_room()  # old addresses may go to the queue, which is bounded
     # The new buffer is made before anything happens: after the commit point nothing may fail.
-    new = new_buffer(0, rounded, resource, resource._ordinal, retain_stream(old.stream))
+    new = new_buffer(0, rounded, resource, resource._ordinal, old.hold_stream())
     entry = resource.new_entry(new, old.pointer, rounded)
     if keep_old:
         kept = Loan.__new__(Loan)
@@ -158,6 +165,7 @@ cdef Buffer grow(VirtualMemoryBase resource, object buf, object new_size, object
         if keep_old and new.apply(EVENT_LEND) == VERDICT_GO:
             kept.record = new
             kept.open.store(1)
-            old.owner = kept
+            with cython.critical_section(old):
+                old.owner = kept
         retire(resource, new)
     return new

@@ -124,9 +124,10 @@ cdef class VirtualMemoryBase(IndexedResource):
             self._ensure_place(&request, granularity)
         if self.config.handle_type == VirtualMemoryHandleType.POSIX_FD:
             enable_sending_descriptors()
-        self._request = request
-        self._granularity = granularity
-        self._revision = revision
+        with cython.critical_section(self):  # others may be copying it
+            self._request = request
+            self._granularity = granularity
+            self._revision = revision
         return 0
 
     cdef int _ensure_place(self, ChunkRequest* request, size_t granularity) except -1:

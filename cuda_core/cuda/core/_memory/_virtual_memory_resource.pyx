@@ -147,7 +147,8 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
             return buffer
         alignment = self.config.addr_align or self._granularity
         hint = self.config.addr_hint or 0
-        request = self._request
+        with cython.critical_section(self):  # an assignment to its options replaces it
+            request = self._request
         request.size = rounded
         self._retry_leftovers()
         with nogil:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Graph``: what is launched. It owns the driver's executable graph, and the memory that its launches leave."""
 
+cimport cython
 from cpython.ref cimport PyObject
 from cuda.bindings cimport cydriver
 from libc.string cimport memset
@@ -180,10 +181,12 @@ cdef int keep_refused(object dropped) except -1:
 
 cdef int try_refused() except -1:
     """Destroy what could not be destroyed before."""
-    global _refused
+    cdef list earlier
     if not _refused:
         return 0
-    earlier, _refused = _refused, []
+    with cython.critical_section(_refused):  # the list stays the same one: others may be looking at it
+        earlier = _refused[:]
+        _refused.clear()
     for dropped in earlier:
         try:
             dropped.close()
