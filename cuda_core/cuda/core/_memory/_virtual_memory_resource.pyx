@@ -17,6 +17,7 @@ from cuda.core._memory._virtual_shrink cimport shrink, trim
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
 from cuda.core._stream_handle cimport StreamHandle
 
+from cuda.core._error_text import for_allocation
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 
 __all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
@@ -151,7 +152,7 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
             if not done and worth_another_try(&failure):
                 done = range_.move(reserved, alignment, hint, &request, &failure)
         if not done:
-            raise self._failed(range_, failure, reserved)
+            raise for_allocation(self._failed(range_, failure, reserved), self, rounded)
         buffer.pointer = range_.base
         buffer.size = rounded
         buffer.begin(STATE_OWNED, range_, 0)
