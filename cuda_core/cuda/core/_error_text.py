@@ -13,7 +13,8 @@ def shown(value: object) -> str:
     """Return a value as one line that fits into an error, whatever it is.
 
     An error is made to tell what is wrong with a value, and must not become another error over it: an integer may have
-    more digits than Python prints, and a ``__repr__`` may fail, go over many lines, or be as long as the memory that is looked at.
+    more digits than Python prints, and a ``__repr__`` may fail, go over many lines, or be as long as the memory that is
+    looked at.
     """
     try:
         text = " ".join(repr(value).split())

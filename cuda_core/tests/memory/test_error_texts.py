@@ -212,10 +212,16 @@ def test_who_lacks_memory_says_who_was_asked_and_for_how_much(device, kind):
     if kind == "grow":
         resource = VirtualMemoryResource(device)
         buffer = resource.allocate(1)
-        ask = lambda: resource.modify_allocation(buffer, size)
+
+        def ask():
+            resource.modify_allocation(buffer, size)
+
     else:
         resource = BUILT_IN[kind](device).resource
-        ask = lambda: resource.allocate(size, stream=stream)
+
+        def ask():
+            resource.allocate(size, stream=stream)
+
     with pytest.raises(
         CUDAError, match=f"; {type(resource).__name__} could not allocate {size} bytes$"
     ) as caught:
