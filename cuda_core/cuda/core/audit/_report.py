@@ -146,7 +146,8 @@ class AuditedAllocation:
         ``"returned"``; ``"collected"``: returned by a collection, nobody has closed it; ``"grown"``, ``"moved"``,
         ``"detached"``, ``"adopted"``: the memory went on to allocation ``taker``; ``"handed over"`` to foreign
         code; ``"graph"``; ``"lost"`` with its context; ``"gone"``: dropped, and nobody returns it; ``"open"`` when the
-        recording ended, be it that loans hold what was closed; ``"queued"``: a release was waiting then; ``"not known"``.
+        recording ended, also where loans hold what was closed; ``"queued"``: a release was waiting then;
+        ``"not known"``.
     begun, ended : float or None
         Seconds since the recording began; None: before it, or not yet.
     thread : str
