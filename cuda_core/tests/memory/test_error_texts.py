@@ -14,6 +14,7 @@ from cuda.core import (
     Device,
     DeviceMemoryResource,
     DeviceMemoryResourceOptions,
+    GraphMemoryResource,
     Host,
     LegacyPinnedMemoryResource,
     ManagedMemoryResourceOptions,
@@ -230,6 +231,16 @@ def test_who_lacks_memory_says_who_was_asked_and_for_how_much(device, kind):
     assert str(caught.value).startswith("CUDA_ERROR_OUT_OF_MEMORY: ")
     if kind == "grow":
         buffer.close()
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+def test_a_graph_that_lacks_memory_says_the_same(device, driver_watch):
+    builder = device.create_graph_builder().begin_building()
+    with driver_watch.fail("cuMemAllocAsync", result="CUDA_ERROR_OUT_OF_MEMORY"):
+        with pytest.raises(CUDAError, match=r"; GraphMemoryResource could not allocate 4096 bytes$"):
+            GraphMemoryResource(device).allocate(4096, stream=builder)
+    builder.end_building().close()
 
 
 WITHOUT_A_CONTEXT = {
