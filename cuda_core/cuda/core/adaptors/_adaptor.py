@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from cuda.core import Buffer, MemoryResource, Stream
-from cuda.core._error_text import shown
+from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 

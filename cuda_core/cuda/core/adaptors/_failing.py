@@ -11,9 +11,9 @@ from typing import TypeAlias
 import attrs
 
 from cuda.core import Buffer, MemoryResource, Stream
-from cuda.core._error_text import shown
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
 from cuda.core.adaptors._cell import Cell
+from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 

@@ -14,8 +14,8 @@ from typing import Any
 import attrs
 
 from cuda.core import Buffer, MemoryResource, Stream
-from cuda.core._error_text import shown
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 

@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 
-from cuda.core._error_text import shown
 from cuda.core.testing._bytes import get, memory_of, pattern, put
-from cuda.core.testing._contract import ContractBroken, call, require
+from cuda.core.testing._contract import ContractBroken, call, require, shown
 
 __all__ = ["AllocationChecks"]
 

@@ -6,10 +6,9 @@ import multiprocessing
 import pytest
 
 from cuda.core import LegacyPinnedMemoryResource, Ownership, TransferredTo
-from cuda.core._error_text import shown
 from cuda.core.testing._bytes import get, pattern, put
 from cuda.core.testing._child import peer
-from cuda.core.testing._contract import call, require
+from cuda.core.testing._contract import call, require, shown
 
 __all__ = ["CapabilityChecks"]
 

@@ -17,9 +17,8 @@ from hypothesis.stateful import (
 )
 
 from cuda.core import Buffer, Device
-from cuda.core._error_text import shown
 from cuda.core.testing._bytes import get, pattern, put
-from cuda.core.testing._contract import require
+from cuda.core.testing._contract import require, shown
 from cuda.core.testing._watch import Asked
 
 __all__ = ["MachineCheck", "MemoryResourceMachine"]

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import settings
 
 from cuda.core import Buffer, CUDAError, Device, MemoryResource, Ownership
-from cuda.core._error_text import shown
 from cuda.core.testing._allocation_checks import AllocationChecks
 from cuda.core.testing._capability_checks import CapabilityChecks
-from cuda.core.testing._contract import call, require
+from cuda.core.testing._contract import call, require, shown
 from cuda.core.testing._failure_checks import FailureChecks
 from cuda.core.testing._machine import MachineCheck
 from cuda.core.testing._release_checks import ReleaseChecks
