@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-#   make demo    the main job, on a GPU if there is one, else on the simulated driver
+#   make demo    the main job, on a GPU if there is one, else on the simulated driver; the first time it sets up
+#                everything, about 5 minutes on two cores
 #   make test    all tests, on the simulated driver unless DRIVER says otherwise
 #   make lint    style and likely mistakes; whether what is made from the sources is up to date
 #   make stubs   writes that anew: type stubs, and the page of differences from the released package
@@ -16,7 +17,8 @@
 #   DRIVER=auto|sim|gpu   the driver that the package's tests run on (default auto)
 #   WORKERS=number        processes that share the package's tests (default: one a processor, on GPUs one a GPU)
 #   SOURCE=archive        a source distribution to build the package from (default: this checkout)
-#   ARGS="-k grow -x"     given to pytest, the example or the benchmarks
+#   ARGS="-k grow -x"     given to pytest, the example or the benchmarks; quoted as for a shell where there are spaces:
+#                         ARGS="-k 'grow or close' --maxfail=3"
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -9,6 +9,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "_ext"))
 
 import design_pages  # noqa: E402
+from sphinx import addnodes  # noqa: E402
 
 import cuda.core  # noqa: E402
 
@@ -61,7 +62,18 @@ def find_from_the_top(app, env, node, contnode):
     if node.get("refdomain") != "py" or target.startswith("cuda."):
         return None
     name = f"cuda.core.{target}"
+    if name not in domain.objects:  # a class that is returned and never imported
+        private = [
+            known
+            for known in domain.objects
+            if known.startswith("cuda.core._") and known.endswith(f".{target}")
+        ]
+        name = private[0] if private else name
     return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], name, node, contnode)
+
+
+# The arguments of a class that nobody makes by calling it: it only raises.
+ANYTHING = r"\(\*args(: object)?, \*\*kwargs(: object)?\)( -> None)?"
 
 
 def without_self(app, what, name, obj, options, signature, returns):
@@ -70,7 +82,7 @@ def without_self(app, what, name, obj, options, signature, returns):
         signature or returns
     ):  # compiled ones begin with a signature; on a page they are no calls
         return "", ""
-    if what == "class" and signature and signature.endswith("(*args, **kwargs)"):
+    if what == "class" and signature and re.fullmatch(ANYTHING, signature):
         return "", returns
     return re.sub(r"^\((self|cls)(, )?(/, )?", "(", signature) if signature else signature, returns
 
@@ -91,7 +103,15 @@ def without_type_of_property(app, what, name, obj, options, lines):
         del lines[:2]
 
 
+def without_private_modules(app, doctree):
+    """Leave out in which private module a class stands that is returned and never imported."""
+    for name in list(doctree.findall(addnodes.desc_addname)):
+        if "._" in name.astext():
+            name.parent.remove(name)
+
+
 def setup(app):
+    app.connect("doctree-read", without_private_modules)
     app.connect("autodoc-process-docstring", without_type_of_property)
     app.connect("autodoc-process-signature", without_self)
     app.connect("autodoc-process-docstring", without_type, priority=400)  # before the sections are read

@@ -24,6 +24,7 @@ PAGES = sorted(
 LANGUAGES = {"python", "c", "cython", "sh", "text"}
 # What is compiled for a page, by the language of the block and how its file is named in the first line.
 NAMED = {"c": r"// (\w+\.[ch])", "cython": r"# (\w+\.p(?:yx|xd))"}
+PROGRAM = r"# (\w+\.py)\n"
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="needs the checkout")
 
@@ -36,7 +37,13 @@ def blocks(page):
 
 
 def of(page, language):
-    return [body for name, body in blocks(page) if name == language]
+    """Return the blocks of a language, without those that are whole programs."""
+    return [body for name, body in blocks(page) if name == language and not is_program(name, body)]
+
+
+def is_program(language, body):
+    """Whether a block is a file by itself, for the commands of its page: its first line has the name."""
+    return language == "python" and re.match(PROGRAM, body) is not None
 
 
 def promised_output(code):
@@ -75,6 +82,9 @@ def write_named_blocks(page, folder):
             name = re.match(pattern, body)
             assert name, f"the first line of a {language} block names its file"
             (folder / name[1]).write_text(body, encoding="utf-8")
+    for language, body in blocks(page):
+        if is_program(language, body):
+            (folder / re.match(PROGRAM, body)[1]).write_text(body, encoding="utf-8")
 
 
 def is_for_the_checkout(line):
@@ -123,6 +133,23 @@ def test_the_code_of_a_page_prints_what_the_page_says(page, tmp_path, driver_nam
         assert "live" not in done.stderr
     else:
         assert done.stderr == ""
+
+
+@pytest.mark.sim_only
+def test_the_audit_says_what_the_guide_says(tmp_path):
+    page = DOCS / "guides" / "find-a-leak.md"
+    write_named_blocks(page, tmp_path)
+    [shown] = [body for body in of(page, "text") if body.startswith("cuda.core audit of ")]
+    [command] = [line for body in of(page, "sh") for line in body.splitlines() if "cuda_driver_sim" in line]
+    program, *arguments = shlex.split(command)
+    assert program == "python"
+    done = run([sys.executable, *arguments], tmp_path)
+    assert done.returncode == 0
+    said = done.stderr.replace(f"{tmp_path}{os.sep}", "").partition("cuda_driver_sim: ")[0]
+    for pattern in (r"process \d+", r"in \d\.\d+ s"):
+        said, shown = re.sub(pattern, "", said), re.sub(pattern, "", shown)
+    assert said == shown
+    assert "Memory audit: leaky.py" in (tmp_path / "leak.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.sim_only

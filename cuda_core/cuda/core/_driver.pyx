@@ -154,6 +154,11 @@ cdef bint is_finalizing() noexcept nogil:
     return cuda_core_is_finalizing()
 
 
+cdef bint _no_context_is_current() noexcept nogil:
+    cdef cydriver.CUcontext context = NULL
+    return cydriver.cuCtxGetCurrent(&context) == cydriver.CUresult.CUDA_SUCCESS and context == NULL
+
+
 cdef object error_for(cydriver.CUresult result, const char* function):
     """Make the exception for a result. Errors in making it are part of its text, never raised instead of it."""
     cdef const char* name = NULL
@@ -164,6 +169,8 @@ cdef object error_for(cydriver.CUresult result, const char* function):
         cydriver.cuGetErrorString(result, &text)
     except Exception as error:  # a driver without these functions; the code still tells
         where += f"; its name is unknown: {error}"
+    if result == cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT and _no_context_is_current():
+        where += "; no CUDA context is current on this thread: call Device.set_current() first"
     cdef str label = name.decode() if name != NULL else f"CUresult {<int>result}"
     error = CUDAError(f"{label}: {text.decode() if text != NULL else 'no description'} (answered by {where})")
     error.result = <int>result

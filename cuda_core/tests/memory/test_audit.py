@@ -240,7 +240,8 @@ def test_a_loan_that_is_open_at_the_end_holds_a_leak(pinned):
         buffer.close()
     (one,) = recording.report.leaked
     assert (one.ending, one.loans, one.states[-1][1]) == ("open", 1, "LENT")
-    assert "1 loan open" in recording.report.to_text()
+    assert "; closed, held by 1 loan\n" in recording.report.to_text()
+    assert "; open" not in recording.report.to_text()
     view.release()
 
 
@@ -681,6 +682,16 @@ def test_the_page_needs_nothing_else(pinned):
     data = page_data(page)
     assert (data["count"], len(data["lives"]), data["size"]) == (1, 1, 64)
     assert data["files"][data["stacks"][data["lives"][0][8]][0][0]] == HERE
+
+
+def test_the_page_counts_memory_once_that_went_from_owner_to_owner(pinned):
+    with audit.record() as recording:
+        Buffer.adopt(pinned.allocate(64).detach()).close()
+    page = recording.report.to_html()
+    data = page_data(page)
+    assert (data["count"], len(data["lives"])) == (1, 3)
+    assert re.findall(r"many\((\w+)\([^)]*\), \"allocation\"\)", page) == ["countOf", "countOf"]
+    assert '"buffer")' not in page  # it is no number of buffers that a user has made
 
 
 def test_texts_of_the_program_cannot_leave_their_place_in_the_page(pinned):

@@ -2,6 +2,7 @@
 """``python -m cuda.core.audit`` and ``CUDA_CORE_AUDIT``: a whole program is recorded, and runs as it does by itself."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -89,6 +90,28 @@ def test_what_leaks_is_told_with_its_line(program):
     assert f"{program}:{line_of(program, 'kept = leak')} in <module>" in done.stderr
     assert "DETACHED and never adopted, nor declared as handed over: 1 allocation, 128 B" in done.stderr
     assert "runpy" not in done.stderr
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("options", [[], ["--strict"]])
+def test_the_simulated_driver_is_no_part_of_the_program(program, options, tmp_path):
+    done = run(
+        "-m",
+        "cuda_driver_sim",
+        *options,
+        "-m",
+        "cuda.core.audit",
+        "--html",
+        tmp_path / "a.html",
+        program,
+        "leak",
+    )
+    assert f"cuda.core audit of {program} leak (process " in done.stderr
+    assert f"{program}:{line_of(program, 'kept = leak')} in <module>" in done.stderr
+    assert f"{os.sep}cuda_driver_sim{os.sep}" not in done.stderr
+    assert "runpy" not in done.stderr
+    page = (tmp_path / "a.html").read_text()
+    assert f"<title>Memory audit: {program} leak</title>" in page
 
 
 def test_a_clean_program(program):

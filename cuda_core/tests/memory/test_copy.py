@@ -333,6 +333,8 @@ def test_sizes_that_differ_are_refused(device, stream, plain, driver_watch, othe
     one, two = plain.allocate(SMALL), plain.allocate(other) if other else Buffer.from_handle(0, 0)
     with driver_watch.no_call():
         text = rf"buffer sizes mismatch between src and dst \(sizes are: src={SMALL}, dst={other}\)"
+        if other:
+            text += rf"; use a slice of the larger one: {'dst' if other > SMALL else 'src'}\[:{min(SMALL, other)}\]$"
         with pytest.raises(ValueError, match=text):
             one.copy_to(two, stream=stream)
         with pytest.raises(ValueError, match=text):

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors tell of the offending value, whatever it is: an integer beyond what Python prints, a failing ``__repr__``."""
 
+import threading
+
+import numpy
 import pytest
 
+from buffer_kinds import BUILT_IN
 from cuda.core import (
+    LEGACY_DEFAULT_STREAM,
     Buffer,
+    CUDAError,
     Device,
     DeviceMemoryResource,
     DeviceMemoryResourceOptions,
+    GraphMemoryResource,
     Host,
     LegacyPinnedMemoryResource,
     ManagedMemoryResourceOptions,
@@ -33,6 +40,11 @@ class Endless:
         return "x" * 1_000_000
 
 
+class Tall:
+    def __repr__(self):
+        return "many\nlines\n\twith gaps"
+
+
 class UnprintableFunction(Unprintable):
     def __init__(self, error=None):
         self.error = error
@@ -48,7 +60,13 @@ def buffer(device):
         yield made
 
 
-VALUES = {"huge": HUGE, "huge negative": -HUGE, "unprintable": Unprintable(), "endless": Endless()}
+VALUES = {
+    "huge": HUGE,
+    "huge negative": -HUGE,
+    "unprintable": Unprintable(),
+    "endless": Endless(),
+    "tall": Tall(),
+}
 # A call, and what an integer out of range gets where that is not a TypeError: beyond, and below.
 CALLS = {
     "allocate": (lambda b, v: VirtualMemoryResource(0).allocate(v), OverflowError, ValueError),
@@ -120,12 +138,13 @@ def test_a_value_that_cannot_be_printed_gets_the_error_that_it_deserves(buffer, 
     wanted = {"huge": beyond, "huge negative": below}.get(value) or TypeError
     if call in NOT_TYPE_ERRORS:
         wanted = ValueError
-    if call == "step" and value in ("unprintable", "endless"):
+    if call == "step" and value in ("unprintable", "endless", "tall"):
         wanted = TypeError  # Python's own
     _, error = attempt(lambda: function(buffer, VALUES[value]))
     assert type(error) is wanted, error
     assert "Exceeds the limit" not in str(error)
-    assert len(str(error)) < 1000
+    assert len(str(error)) < 500
+    assert "\n" not in str(error)
     assert buffer.ownership.name == "OWNED"
 
 
@@ -162,3 +181,94 @@ def test_a_report_about_a_function_that_cannot_be_printed_is_made(buffer):
     [warning] = seen
     assert "not today" in str(warning.message)
     assert "whose repr() raises ZeroDivisionError" in str(warning.message)
+
+
+@pytest.mark.parametrize("name", ["src", "dst"])
+@pytest.mark.parametrize("kind", ["array", "of strings", "bytes", "memoryview"])
+def test_memory_that_is_no_buffer_is_told_how_to_become_one(buffer, name, kind):
+    memory = {
+        "array": numpy.arange(4096, dtype=numpy.float64).reshape(64, 64),
+        "of strings": numpy.array(["x" * 1000] * 50),
+        "bytes": bytes(4096),
+        "memoryview": memoryview(bytearray(4096)),
+    }[kind]
+    copy = buffer.copy_from if name == "src" else buffer.copy_to
+    with pytest.raises(TypeError) as caught:
+        copy(memory, stream=Device(0).default_stream)
+    text = str(caught.value)
+    assert text.startswith(
+        f"{name} must be a Buffer, got {type(memory).__name__}; wrap memory that is yours with "
+        "Buffer.from_handle(address, size, owner=array), or stage it in pinned memory: "
+    )
+    assert len(text) < 400
+    assert "\n" not in text
+
+
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("kind", [*BUILT_IN, "grow"])
+def test_who_lacks_memory_says_who_was_asked_and_for_how_much(device, kind):
+    """Whatever the driver call was that failed: the caller knows the size, and may not know who was asked."""
+    stream = device.create_stream()
+    size = 1 << 45
+    if kind == "grow":
+        resource = VirtualMemoryResource(device)
+        buffer = resource.allocate(1)
+
+        def ask():
+            resource.modify_allocation(buffer, size)
+
+    else:
+        resource = BUILT_IN[kind](device).resource
+
+        def ask():
+            resource.allocate(size, stream=stream)
+
+    with pytest.raises(
+        CUDAError, match=f"; {type(resource).__name__} could not allocate {size} bytes$"
+    ) as caught:
+        ask()
+    assert caught.value.result_name == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert str(caught.value).startswith("CUDA_ERROR_OUT_OF_MEMORY: ")
+    if kind == "grow":
+        buffer.close()
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+def test_a_graph_that_lacks_memory_says_the_same(device, driver_watch):
+    builder = device.create_graph_builder().begin_building()
+    with driver_watch.fail("cuMemAllocAsync", result="CUDA_ERROR_OUT_OF_MEMORY"):
+        with pytest.raises(CUDAError, match=r"; GraphMemoryResource could not allocate 4096 bytes$"):
+            GraphMemoryResource(device).allocate(4096, stream=builder)
+    builder.end_building().close()
+
+
+WITHOUT_A_CONTEXT = {
+    "pinned": lambda b, s: LegacyPinnedMemoryResource().allocate(64),
+    "a stream": lambda b, s: Device(0).create_stream(),
+    "an event": lambda b, s: Device(0).create_event(),
+    "sync of the device": lambda b, s: Device(0).sync(),
+    "sync": lambda b, s: LEGACY_DEFAULT_STREAM.sync(),
+    "priority": lambda b, s: LEGACY_DEFAULT_STREAM.priority,
+    "fill": lambda b, s: b.fill(1, stream=LEGACY_DEFAULT_STREAM),
+    "copy": lambda b, s: b.copy_to(b, stream=LEGACY_DEFAULT_STREAM),
+    "record": lambda b, s: LEGACY_DEFAULT_STREAM.record(),
+    "wait": lambda b, s: s.wait(LEGACY_DEFAULT_STREAM),
+    "let the default wait": lambda b, s: LEGACY_DEFAULT_STREAM.wait(s),
+}
+
+
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("call", WITHOUT_A_CONTEXT)
+def test_what_needs_a_context_says_how_to_get_one(buffer, device, call):
+    stream = device.create_stream()
+    seen = []
+
+    def work():  # on a thread that has none
+        seen.append(attempt(lambda: WITHOUT_A_CONTEXT[call](buffer, stream))[1])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert "set_current()" in str(seen[0])
+    stream.close()

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import json
 import os
+import re
 import threading
 
 import attrs
@@ -117,6 +118,9 @@ def test_the_age_counts_what_was_made_since(device):
     young = resource.allocate(64)
     ages = {number: one.age for number, one in live().items()}
     assert ages == {number_of(old): 6, number_of(young): 0}
+    text = str(memory_report())  # where a bare "age" would read as seconds
+    assert re.search(r"^ +buffer +state +loans +size +address +made since$", text, re.M)
+    assert re.search(rf"^ +#{number_of(old)} .* 6$", text, re.M)
     old.close()
     young.close()
 

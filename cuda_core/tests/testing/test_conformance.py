@@ -107,7 +107,7 @@ class TestSynchronousDevice(Conformance):
 class DerivedPool(DeviceMemoryResource):
     """A subclass of a built-in resource, whose deallocate is asked."""
 
-    def deallocate(self, ptr, size, *, stream):
+    def deallocate(self, ptr, size, *, stream=None):
         super().deallocate(ptr, size, stream=stream)
 
 

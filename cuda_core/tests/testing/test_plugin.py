@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin of the kit: it costs nothing where it is not used, and chooses the driver where it is."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def child(code):
     )
 
 
-def run_pytest(folder, *arguments):
+def run_pytest(folder, *arguments, environment=None):
     return subprocess.run(
         [
             sys.executable,
@@ -44,7 +45,7 @@ def run_pytest(folder, *arguments):
         text=True,
         timeout=300,
         cwd=folder,
-        env=child_environment() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=child_environment(environment) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         check=False,
     )
 
@@ -82,6 +83,56 @@ def test_the_kit_is_chosen_by_an_option(tmp_path, driver_name):
     assert "cannot be made to fail" not in run.stdout
 
 
+WRONG = """
+from cuda.core import Buffer, LegacyPinnedMemoryResource
+from cuda.core.testing import MemoryResourceTests
+
+class Borrows(LegacyPinnedMemoryResource):
+    def allocate(self, size, *, stream=None):
+        return Buffer.from_handle(4096, size)
+
+class TestBorrows(MemoryResourceTests):
+    def make_resource(self):
+        return Borrows()
+"""
+
+
+def test_what_is_plain_and_quick_goes_first(tmp_path):
+    (tmp_path / "test_pinned.py").write_text(TESTS)
+    run = run_pytest(tmp_path, "--collect-only")
+    names = [line.rpartition("::")[2] for line in run.stdout.splitlines() if "::" in line]
+    assert names[0] == "test_it_says_what_its_memory_is"
+    assert names[-1] == "test_any_order_of_operations"
+    order = [name.partition("[")[0] for name in names]
+    assert order.index("test_a_buffer_owns_what_was_asked_for") < order.index("test_memory_comes_back")
+    assert order.index("test_memory_comes_back") < order.index("test_every_driver_call_of_a_free_fails")
+
+
+@pytest.mark.sim_only
+def test_the_machine_is_skipped_once_a_check_of_the_class_has_failed(tmp_path):
+    (tmp_path / "test_borrows.py").write_text(WRONG + TESTS.replace("TestPinned", "TestOther"))
+    run = run_pytest(
+        tmp_path, "--memory-driver=sim", "-rs", "-k", "says or owns or (any_order and not TestOther)"
+    )
+    assert run.returncode == 1, run.stdout
+    assert "1 failed, 3 passed, 1 skipped" in run.stdout
+    assert "test_a_buffer_owns_what_was_asked_for has failed: mend that first" in run.stdout
+    run = run_pytest(tmp_path, "--memory-driver=sim", "-rs", "-k", "TestBorrows and any_order")
+    assert "1 failed" in run.stdout  # by itself it is not skipped
+
+
+@pytest.mark.sim_only
+def test_without_a_gpu_the_way_out_is_said_once(tmp_path):
+    (tmp_path / "test_pinned.py").write_text(TESTS)
+    # Without the path on which processes of this suite find the simulated driver.
+    run = run_pytest(tmp_path, environment={k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"})
+    if run.returncode == 0:
+        pytest.skip("there is a GPU")
+    assert " skipped, 1 error in" in run.stdout, run.stdout
+    assert run.stdout.count("and run pytest --memory-driver=sim, or run pytest on a machine with a GPU") == 1
+    assert "python -m cuda_driver_sim SCRIPT" not in run.stdout
+
+
 def test_without_what_it_needs_the_kit_says_what_to_install(tmp_path):
     (tmp_path / "hypothesis.py").write_text("raise ImportError('not here')")
     done = child(
@@ -90,7 +141,7 @@ def test_without_what_it_needs_the_kit_says_what_to_install(tmp_path):
         "except ImportError as error:\n    print(error)"
     )
     assert done.stdout == (
-        "cuda.core.testing needs pytest and hypothesis (not here): pip install cuda-core[testing]\n"
+        "cuda.core.testing needs pytest and hypothesis (not here): pip install pytest hypothesis\n"
     )
 
 

@@ -98,6 +98,23 @@ def test_the_kit_finds_it(found, name):
         assert set(failed) == set(checks)
 
 
+def test_a_free_that_was_asked_and_raised_is_told_as_that(found):
+    """Of ``test_each_end_asks_once`` where nobody hears what ``deallocate`` raises: when a buffer is dropped."""
+    messages = found["TestTakesNoStream"]["test_each_end_asks_once"]
+    dropped = [message for message in messages if "seen: drop: " in message]
+    assert len(dropped) == 1
+    assert "drop: freed were [], and should have been [(" in dropped[0]
+    assert "; deallocate raised TypeError for 0x" in dropped[0]
+
+
+def test_the_machine_finds_what_the_plain_checks_find(tmp_path, driver_name):
+    """Alone: behind a check that has failed it is skipped."""
+    shutil.copy(HERE / "wrong_resources.py", tmp_path)
+    run = run_the_kit(tmp_path, driver_name, "wrong_resources.py::TestOverlaps::test_any_order_of_operations")
+    assert run.returncode == 1, run.stdout
+    assert "buffers that are open at once have no byte in common" in run.stdout
+
+
 def test_there_are_more_than_twelve_and_each_has_its_own_reason():
     wrong = {name: said for name, (said, _) in FAULTS.items() if said}
     assert len(wrong) >= 12

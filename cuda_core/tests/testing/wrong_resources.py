@@ -4,7 +4,9 @@
 ``FAULTS`` says which checks find the fault, the first of them with which words.
 """
 
+import ctypes
 import itertools
+import operator
 import threading
 
 from hypothesis import Phase, settings
@@ -119,7 +121,7 @@ class TestMisaligned(Frame):
 
 
 @fault(
-    "a buffer that owns its memory: Buffer.from_handle with mr=self",
+    "a buffer that owns its memory: pass mr=self to Buffer.from_handle",
     "test_a_buffer_owns_what_was_asked_for",
     ALL_FAILURES,
 )
@@ -129,6 +131,82 @@ class TestBorrows(Frame):
     class Kind(Right):
         def allocate(self, size, *, stream=None):
             return Buffer.from_handle(self.take(size), size)
+
+
+class RightHost(Right):
+    """Memory of the host alone, without a fault."""
+
+    is_device_accessible, is_host_accessible, device_id = False, True, -1
+
+    def __init__(self):
+        self.blocks = {}
+
+    def take(self, size):
+        block = (ctypes.c_char * max(size, 1))()
+        self.blocks[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def give(self, ptr):
+        del self.blocks[ptr]
+
+
+class FrameOfTheHost(Frame):
+    def in_use(self, resource):
+        return len(resource.blocks)
+
+
+class TestRightHost(FrameOfTheHost):
+    """Passes."""
+
+    Kind = RightHost
+
+
+FAULTS["TestRightHost"] = ("", ())
+
+
+@fault("seen: a buffer that is BORROWED", "test_a_buffer_owns_what_was_asked_for", ALL_FAILURES)
+class TestBorrowsOfTheHost(FrameOfTheHost):
+    """Forgets ``mr=self`` where the memory is the host's."""
+
+    class Kind(RightHost):
+        def allocate(self, size, *, stream=None):
+            return Buffer.from_handle(self.take(size), size)
+
+
+@fault(
+    "a buffer of <",
+    "test_a_buffer_owns_what_was_asked_for",
+    ALL_FAILURES,
+)
+class TestBuffersOfAnother(Frame):
+    """Returns the buffers of a resource inside, which frees them."""
+
+    class Kind(Right):
+        def __init__(self):
+            self.inner = Right()
+
+        def allocate(self, size, *, stream=None):
+            return self.inner.allocate(size, stream=stream)
+
+
+@fault("frees were ordered by", "test_the_stream_of_the_free", "test_a_stream_that_is_none")
+class TestForgetsTheStreamOfTheHost(FrameOfTheHost):
+    """Does not pass the stream on, as the host needs none."""
+
+    class Kind(RightHost):
+        def allocate(self, size, *, stream=None):
+            if operator.index(size) < 0:
+                raise ValueError("size")
+            return Buffer.from_handle(self.take(size), size, mr=self)
+
+
+@fault("deallocate can be called with and without a stream", "test_it_can_be_called_by_hand")
+class TestNeedsAStream(Frame):
+    """``deallocate`` has a parameter ``stream`` that cannot be left out."""
+
+    class Kind(Right):
+        def deallocate(self, ptr, size, stream):
+            self.give(ptr)
 
 
 @fault("what is closed is returned", "test_memory_comes_back", ALL_FAILURES)

@@ -42,7 +42,7 @@ from cuda.core._stream_handle cimport (
     release_stream,
 )
 
-from cuda.core._error_text import shown
+from cuda.core._error_text import not_a_buffer, shown
 from cuda.core._errors import CUDAError, OwnershipError
 from cuda.core._memory._allocation import FreeFunction
 from cuda.core._memory._array_view import ArrayView
@@ -572,7 +572,7 @@ cdef class Buffer(Record):
             ensure_copy_options(options, order, "copy_to")
             dst = resource.allocate(self.size, stream=order)
         if not isinstance(dst, Buffer):
-            raise TypeError(f"dst must be a Buffer, got {type(dst).__name__}: {shown(dst)}")
+            raise TypeError(not_a_buffer(dst, "dst"))
         target = dst
         copy_bytes(target, self, order, options, "copy_to")
         return dst
@@ -611,7 +611,7 @@ cdef class Buffer(Record):
         self.ensure_usable()
         order = Stream_accept(stream)
         if not isinstance(src, Buffer):
-            raise TypeError(f"src must be a Buffer, got {type(src).__name__}: {shown(src)}")
+            raise TypeError(not_a_buffer(src, "src"))
         source = src
         copy_bytes(self, source, order, options, "copy_from")
 

@@ -16,7 +16,7 @@ from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
 from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, is_captured, release_stream
 
-from cuda.core._error_text import shown
+from cuda.core._error_text import shown, size_hint
 from cuda.core._memory._copy_options import CopyOptions, MemcpyOverlapMode, MemcpySrcAccessOrder
 
 ctypedef cydriver.CUresult (*WithAttributes)(
@@ -182,6 +182,7 @@ cdef int copy(Record dst, Record src, Stream stream, object options, str caller)
             if src.size != dst.size:
                 raise ValueError(
                     f"buffer sizes mismatch between src and dst (sizes are: src={src.size}, dst={dst.size})"
+                    f"{size_hint(src.size, dst.size)}"
                 )
             ensure_disjoint(dst, src, "")
             if src.size == 0:

@@ -20,7 +20,7 @@ from cuda.core._stream cimport Stream, Stream_accept
 from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, leave_stream, release_stream
 from cuda.core._stream_order cimport enter_context_of_stream
 
-from cuda.core._error_text import shown
+from cuda.core._error_text import shown, size_hint
 from cuda.core._memory._copy_options import CopyOptions
 
 __all__ = ["copy_batch"]
@@ -162,7 +162,10 @@ cdef int _ensure_pairs(list sources, list targets) except -1:
     for index in range(len(sources)):
         src, dst = sources[index], targets[index]
         if src.size != dst.size:
-            raise ValueError(f"copy_batch: buffer size mismatch at index {index} (src={src.size}, dst={dst.size})")
+            raise ValueError(
+                f"copy_batch: buffer size mismatch at index {index} (src={src.size}, dst={dst.size})"
+                f"{size_hint(src.size, dst.size)}"
+            )
         ensure_disjoint(dst, src, f" at index {index}")
     return 0
 

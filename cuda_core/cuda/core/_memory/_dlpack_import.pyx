@@ -138,7 +138,7 @@ cdef ImportedTensor take_capsule(object capsule):
     if name == NULL or strcmp(name, _NAME) != 0:
         raise BufferError(
             "the capsule holds no DLPack tensor, or one that was taken already: its name is "
-            f"{None if name == NULL else <bytes>name!r}"
+            f"{shown(None if name == NULL else <bytes>name)}"
         )
     managed = <DLManagedTensor*>PyCapsule_GetPointer(capsule, _NAME)
     _check_tensor(&managed.dl_tensor)

@@ -6,6 +6,8 @@ from libc.stdint cimport uint64_t
 
 from cuda.core._driver cimport check, ensure_driver
 
+from cuda.core._error_text import shown
+
 _NAMES = ("reserved_mem_current", "reserved_mem_high", "used_mem_current", "used_mem_high")
 
 
@@ -43,7 +45,7 @@ cdef class GraphMemoryResourceAttributes:
         cdef cydriver.CUresult result
         cdef int ordinal = self._ordinal
         if isinstance(value, bool) or value != 0:
-            raise AttributeError(f"Attribute {name!r} may only be set to zero (got {value!r}).")
+            raise AttributeError(f"Attribute {name!r} may only be set to zero (got {shown(value)}).")
         ensure_driver()
         with nogil:
             result = cydriver.cuDeviceSetGraphMemAttribute(ordinal, attribute, &zero)

@@ -40,6 +40,7 @@ from cuda.core._stream_handle cimport (
 )
 from cuda.core._stream_order cimport context_of_stream
 
+from cuda.core._error_text import for_allocation
 from cuda.core._memory._graph_memory_attributes import GraphMemoryResourceAttributes
 
 __all__ = ["GraphMemoryResource"]
@@ -299,7 +300,11 @@ cdef class _GraphMemory(IndexedResource):
         if wanted:
             ensure_driver()
             self._ensure_device(order)
-            place = allocate_in_capture(order, wanted)
+            try:
+                place = allocate_in_capture(order, wanted)
+            except BaseException as error:
+                for_allocation(error, self, wanted)
+                raise
             buffer.pointer = place.allocation.address
             buffer.owner = place
         buffer.begin(STATE_OWNED, None, 0)

@@ -8,7 +8,7 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 from libc.string cimport strcmp
 
-from cuda.core._driver cimport check, ensure_driver
+from cuda.core._driver cimport check, ensure_driver, error_for
 from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, Keeper, Record, open_records_of
 from cuda.core._memory._arguments cimport size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
@@ -42,6 +42,7 @@ from cuda.core._stream_handle cimport (
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
 from cuda.bindings import driver
+from cuda.core._error_text import for_allocation
 from cuda.core._memory._pool_attributes import _MemPoolAttributes
 
 __all__ = []
@@ -376,7 +377,8 @@ cdef class _MemPool(IndexedResource):
                     result = _allocate(pool, size, order, address, &function)
         if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
             self._refuse_capture(order)
-        check(result, function)
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            raise for_allocation(error_for(result, function), self, size)
         return 0
 
     cdef int _refuse_capture(self, StreamHandle* order) except -1:

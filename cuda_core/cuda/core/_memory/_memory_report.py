@@ -136,7 +136,8 @@ class MemoryReport:
 
     Notes
     -----
-    ``str()`` of it is a table with the largest allocations of each resource; :meth:`to_text` gives them all.
+    ``str()`` of it is a table with the largest allocations of each resource; :meth:`to_text` gives them all. The column
+    "made since" is their age: how many buffers have been made since.
     """
 
     resources: tuple[LiveResource, ...]
@@ -182,7 +183,7 @@ class MemoryReport:
         for resource in self.resources:
             lines += ["", _heading(resource)]
             shown = sorted(resource.allocations, key=lambda one: (-one.size, one.serial))[:limit]
-            lines += table(("buffer", "state", "loans", "size", "address", "age"), map(_row, shown))
+            lines += table(("buffer", "state", "loans", "size", "address", "made since"), map(_row, shown))
             hidden = len(resource.allocations) - len(shown)
             if hidden:
                 lines.append(f"  and {hidden} more, none of them larger")

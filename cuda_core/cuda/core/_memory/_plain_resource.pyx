@@ -19,6 +19,7 @@ from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
 from cuda.core._stream_handle cimport StreamHandle
 
+from cuda.core._error_text import for_allocation
 from cuda.core._errors import CUDAError
 
 cdef struct QueuedFree:
@@ -184,7 +185,8 @@ cdef class PlainResource(IndexedResource):
                 result = _allocate_plain(self, wanted, &address, &function)
                 if result == cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY and drain_for_memory():
                     result = _allocate_plain(self, wanted, &address, &function)
-            check(result, function)
+            if result != cydriver.CUresult.CUDA_SUCCESS:
+                raise for_allocation(error_for(result, function), self, wanted)
             buffer.pointer = address
         buffer.begin(STATE_OWNED, None, 0)
         self.remember(buffer)

@@ -28,6 +28,7 @@ from cuda.core._memory._virtual_succession cimport (
 )
 from cuda.core._stream_handle cimport StreamHandle, release_stream
 
+from cuda.core._error_text import for_allocation
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 from cuda.core.typing import VirtualMemoryGrowthType
 
@@ -155,8 +156,9 @@ cdef Buffer grow(VirtualMemoryBase resource, object buf, object new_size, object
     base = old.range.base
     try:
         growth.run(rounded, device_count)
-    except BaseException:  # also for KeyboardInterrupt: the word must not stay claimed
+    except BaseException as error:  # also for KeyboardInterrupt: the word must not stay claimed
         unclaim(old)
+        for_allocation(error, resource, rounded)
         raise
 
     # Committed: from here on the new buffer owns everything, whatever else happens.

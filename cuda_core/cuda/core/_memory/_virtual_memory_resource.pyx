@@ -20,6 +20,7 @@ from cuda.core._memory._virtual_shrink cimport shrink, trim
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
 from cuda.core._stream_handle cimport StreamHandle
 
+from cuda.core._error_text import for_allocation
 from cuda.core._memory import _virtual_sharing
 from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 
@@ -156,7 +157,7 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
             if not done and worth_another_try(&failure):
                 done = range_.move(reserved, alignment, hint, &request, &failure)
         if not done:
-            raise self._failed(range_, failure, reserved)
+            raise for_allocation(self._failed(range_, failure, reserved), self, rounded)
         buffer.pointer = range_.base
         buffer.size = rounded
         buffer.begin(STATE_OWNED, range_, 0)

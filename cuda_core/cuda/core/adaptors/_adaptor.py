@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from cuda.core import Buffer, MemoryResource, Stream
+from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 
@@ -58,7 +59,7 @@ class MemoryResourceAdaptor(MemoryResource):
 
     def __init__(self, inner: MemoryResource) -> None:
         if not isinstance(inner, MemoryResource):
-            raise TypeError(f"inner must be a MemoryResource, got {type(inner).__name__}: {inner!r}")
+            raise TypeError(f"inner must be a MemoryResource, got {type(inner).__name__}: {shown(inner)}")
         self._inner = inner
         # The inner buffers by address. No lock: each change is one operation of the dictionary. A lock would hang
         # where the collector runs in the middle of a change and frees a buffer of this very adaptor.

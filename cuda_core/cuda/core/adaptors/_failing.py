@@ -13,6 +13,7 @@ import attrs
 from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
 from cuda.core.adaptors._cell import Cell
+from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 
@@ -158,12 +159,12 @@ class FailingAdaptor(MemoryResourceAdaptor):
         requests: _Requests, nth: int, sticky: bool, error: _Error
     ) -> AbstractContextManager[None]:
         if isinstance(nth, bool) or not isinstance(nth, int):
-            raise TypeError(f"nth must be an integer, got {type(nth).__name__}: {nth!r}")
+            raise TypeError(f"nth must be an integer, got {type(nth).__name__}: {shown(nth)}")
         if nth < 1:
             raise ValueError(f"nth counts from 1, got {nth}")
         kind = error if isinstance(error, type) else type(error)
         if not issubclass(kind, BaseException):
-            raise TypeError(f"error must be an exception, got {kind.__name__}: {error!r}")
+            raise TypeError(f"error must be an exception, got {kind.__name__}: {shown(error)}")
         return _in_force(requests, _Request(nth, bool(sticky), error))
 
     def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:

@@ -8,6 +8,7 @@ import operator
 from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
 from cuda.core.adaptors._cell import Cell
+from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 
@@ -55,7 +56,7 @@ class LimitAdaptor(MemoryResourceAdaptor):
         try:
             self._limit = operator.index(limit)
         except TypeError:
-            raise TypeError(f"limit must be an integer, got {type(limit).__name__}: {limit!r}") from None
+            raise TypeError(f"limit must be an integer, got {type(limit).__name__}: {shown(limit)}") from None
         if self._limit < 0:
             raise ValueError(f"limit must not be negative, got {self._limit}")
         self._used = Cell(0)
@@ -90,7 +91,7 @@ class LimitAdaptor(MemoryResourceAdaptor):
         try:
             wanted = operator.index(size)
         except TypeError:
-            raise TypeError(f"size must be an integer, got {type(size).__name__}: {size!r}") from None
+            raise TypeError(f"size must be an integer, got {type(size).__name__}: {shown(size)}") from None
         # Before the allocation, so that two threads do not both see the last bytes free. A size that no resource
         # accepts is left to the inner one to refuse.
         taken = max(wanted, 0)

@@ -7,6 +7,7 @@ import logging
 
 from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 
@@ -56,9 +57,11 @@ class LoggingAdaptor(MemoryResourceAdaptor):
         if logger is None or isinstance(logger, str):
             logger = logging.getLogger("cuda.core.adaptors" if logger is None else logger)
         if not callable(getattr(logger, "log", None)):
-            raise TypeError(f"logger must be a Logger or a name, got {type(logger).__name__}: {logger!r}")
+            raise TypeError(
+                f"logger must be a Logger or a name, got {type(logger).__name__}: {shown(logger)}"
+            )
         if not isinstance(level, int):
-            raise TypeError(f"level must be an integer, got {type(level).__name__}: {level!r}")
+            raise TypeError(f"level must be an integer, got {type(level).__name__}: {shown(level)}")
         self._logger = logger
         self._level = level
 

@@ -15,6 +15,7 @@ import attrs
 
 from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 
@@ -93,7 +94,9 @@ class TrackingAdaptor(MemoryResourceAdaptor):
         try:
             self._frames = operator.index(frames)
         except TypeError:
-            raise TypeError(f"frames must be an integer, got {type(frames).__name__}: {frames!r}") from None
+            raise TypeError(
+                f"frames must be an integer, got {type(frames).__name__}: {shown(frames)}"
+            ) from None
         if self._frames < 0:
             raise ValueError(f"frames must not be negative, got {self._frames}")
         self._serials = itertools.count(1)

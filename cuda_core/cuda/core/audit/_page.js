@@ -35,6 +35,9 @@
     return life;
   });
   const bySerial = new Map(lives.map((life) => [life.serial, life]));
+  // Memory that went from one owner to the next was allocated once, and is counted once. Owners come in their order.
+  for (const life of lives) life.first = bySerial.has(life.source) ? bySerial.get(life.source).first || life.serial : life.serial;
+  const countOf = (ones) => new Set(ones.map((life) => life.first)).size;
   const resources = data.resources.map(([name, count, size, peak, live], index) => ({
     name, count, size, peak, live, index, shown: true, colour: "--r" + (index % 8),
   }));
@@ -46,6 +49,11 @@
     open: "open at the end: never returned", queued: "closed; the queue had not returned it at the end",
     "not known": "its end was not recorded",
   };
+  const many = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+  function endingOf(life) {
+    const [, state] = life.states.length ? life.states[life.states.length - 1] : [0, ""];
+    return life.ending === "open" && state === "LENT" && life.loans ? `closed, held by ${many(life.loans, "loan")}` : ENDINGS[life.ending] || life.ending;
+  }
   const STATES = [
     ["OWNED", "--owned", "owned by a buffer"], ["LEAKED", "--leaked", "owned, and never returned"], ["LENT", "--lent", "closed, held by loans"],
     ["DETACHED", "--detached", "detached, in an Allocation"], ["QUEUED", "--queued", "closed, waiting in the queue"],
@@ -70,7 +78,6 @@
     const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(Math.max(resolution, 0.05) / unit))));
     return `${(time / unit).toFixed(digits)} ${name}`;
   }
-  const many = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
   function element(tag, attributes = {}, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
@@ -108,8 +115,8 @@
       && (!finding || finding[3](life)) && words.every((word) => life.words.includes(word)));
     layOut();
     prepareMemory();
-    byId("shown").textContent = shown.length === lives.length ? many(lives.length, "buffer")
-      : `${shown.length.toLocaleString("en")} of ${many(lives.length, "buffer")}`;
+    byId("shown").textContent = shown.length === lives.length ? many(countOf(lives), "allocation")
+      : `${countOf(shown).toLocaleString("en")} of ${many(countOf(lives), "allocation")}`;
     byId("none").hidden = shown.length > 0;
     byId("scroller").hidden = shown.length === 0;
     drawAll();
@@ -152,7 +159,7 @@
         : (a, b) => b[1].reduce((sum, life) => sum + life.size, 0) - a[1].reduce((sum, life) => sum + life.size, 0));
       for (const [key, ones] of sorted) {
         const text = way === "packed" ? resources[key].name : key;
-        headings.push({ row: rows.length, text, count: ones.length, colour: way === "packed" ? resources[key].colour : null });
+        headings.push({ row: rows.length, text, count: countOf(ones), colour: way === "packed" ? resources[key].colour : null });
         rows.push({ heading: headings[headings.length - 1], lives: [] }, ...packed(ones));
       }
     } else {
@@ -353,10 +360,10 @@
     for (let index = first; index < rows.length && rows[index].top - scrolled < height; index += 1) {
       const row = rows[index], top = row.top - scrolled;
       if (row.heading) {
-        context.fillStyle = colours["--panel"]; context.fillRect(0, top, context.measureText(`${row.heading.text}   ${many(row.heading.count, "buffer")}`).width + 34, HEAD);
+        context.fillStyle = colours["--panel"]; context.fillRect(0, top, context.measureText(`${row.heading.text}   ${many(row.heading.count, "allocation")}`).width + 34, HEAD);
         if (row.heading.colour) { context.fillStyle = colours[row.heading.colour]; context.fillRect(4, top + 5, 10, 10); }
         context.textAlign = "left"; context.fillStyle = colours["--ink"];
-        const text = row.heading.text, half = many(row.heading.count, "buffer");
+        const text = row.heading.text, half = many(row.heading.count, "allocation");
         context.fillText(text, row.heading.colour ? 20 : 4, top + HEAD / 2);
         const at = (row.heading.colour ? 20 : 4) + context.measureText(text + "  ").width;
         context.fillStyle = colours["--soft"]; context.fillText(half, at, top + HEAD / 2);
@@ -483,7 +490,7 @@
       element("div", {}, swatch(resources[life.resource].colour), " " + resources[life.resource].name),
       element("div", { class: "soft" }, life.before ? "from before the recording" : `from ${timeText(life.from)}`,
         life.stays ? " to the end" : `, for ${timeText(life.to - life.from)}`),
-      element("div", { class: life.bad ? "bad-text" : life.ending === "collected" ? "warn-text" : "" }, ENDINGS[life.ending] || life.ending),
+      element("div", { class: life.bad ? "bad-text" : life.ending === "collected" ? "warn-text" : "" }, endingOf(life)),
     ];
     if (life.own.length) found.push(element("div", { class: "code" }, life.place));
     return found;
@@ -516,7 +523,7 @@
       ...fact("address", "0x" + life.address.toString(16)),
       ...fact("resource", swatch(resources[life.resource].colour), " " + resources[life.resource].name),
       ...fact("allocated", life.before ? "before the recording" : `at ${timeText(life.from)}` + (life.thread ? ` by ${life.thread}` : "")),
-      ...fact("end", element("span", { class: life.bad ? "bad-text" : life.ending === "collected" ? "warn-text" : "" }, ENDINGS[life.ending] || life.ending),
+      ...fact("end", element("span", { class: life.bad ? "bad-text" : life.ending === "collected" ? "warn-text" : "" }, endingOf(life)),
         life.stays ? "" : ` at ${timeText(life.to)}, after ${timeText(life.to - life.from)}`));
     if (life.loans) list.append(...fact("loans", `${life.loans} open at the end`));
     if (life.failures) list.append(...fact("failed", `${many(life.failures, "attempt")} to return it`));

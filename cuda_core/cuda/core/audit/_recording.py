@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import datetime
 import functools
+import itertools
 import os
 import platform
 import sys
@@ -21,6 +22,7 @@ from cuda.core._version import __version__
 from cuda.core.audit import _recorder
 from cuda.core.audit._journal import Journal, name_thread
 from cuda.core.audit._report import (
+    SIMULATOR,
     AuditedAllocation,
     AuditedResource,
     AuditReport,
@@ -342,5 +344,8 @@ def _report_of(journal, stacks, end, began):
 
 
 def _program():
-    """Return the command line as a user would write it, without the interpreter."""
-    return " ".join(sys.orig_argv[1:]) or "an interactive program"
+    """Return the command line as a user would write it, without the interpreter and the simulated driver."""
+    words = sys.orig_argv[1:]
+    if words[:2] == ["-m", SIMULATOR]:
+        words = list(itertools.dropwhile(lambda word: word.startswith("--"), words[2:]))
+    return " ".join(words) or "an interactive program"

@@ -18,6 +18,9 @@ _LIBRARY = tuple(
     | {path for path in map(sysconfig.get_path, ("stdlib", "platstdlib")) if path}
 )
 
+#: The module that runs a program on the simulated driver: its frames are around all of the program's.
+SIMULATOR = "cuda_driver_sim"
+
 #: Endings of an allocation that was given back, or is in other hands.
 WELL_ENDED = frozenset(
     (
@@ -36,8 +39,8 @@ WELL_ENDED = frozenset(
 
 
 def is_own_file(file: str) -> bool:
-    """Tell whether a file is part of the program: neither of this package nor of Python's own library."""
-    if file.startswith(("<frozen ", _PACKAGE + os.sep)):
+    """Tell whether a file is part of the program: not of this package, Python's library, or the simulated driver."""
+    if file.startswith(("<frozen ", _PACKAGE + os.sep)) or f"{os.sep}{SIMULATOR}{os.sep}" in file:
         return False
     return not any(
         file.startswith(path + os.sep) and "site-packages" not in file and "dist-packages" not in file
@@ -56,7 +59,7 @@ class Frame:
     line : int
         The line that was running.
     own : bool
-        Whether it is the program's; False for Python's own library and for this package.
+        Whether it is the program's; False for this package, Python's library and the simulated driver.
     """
 
     file: str
@@ -143,7 +146,8 @@ class AuditedAllocation:
         ``"returned"``; ``"collected"``: returned by a collection, nobody has closed it; ``"grown"``, ``"moved"``,
         ``"detached"``, ``"adopted"``: the memory went on to allocation ``taker``; ``"handed over"`` to foreign
         code; ``"graph"``; ``"lost"`` with its context; ``"gone"``: dropped, and nobody returns it; ``"open"`` when the
-        recording ended; ``"queued"``: a release was waiting then; ``"not known"``.
+        recording ended, also where loans hold what was closed; ``"queued"``: a release was waiting then;
+        ``"not known"``.
     begun, ended : float or None
         Seconds since the recording began; None: before it, or not yet.
     thread : str

@@ -8,6 +8,8 @@ import re
 
 import attrs
 
+from cuda.core._error_text import shown
+
 __all__ = ["VARIABLE", "Settings", "parse", "to_text"]
 
 VARIABLE = "CUDA_CORE_AUDIT"
@@ -19,7 +21,7 @@ def _path(value):
 
 def _positive(instance, attribute, value):
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{attribute.name} must be an integer, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{attribute.name} must be an integer, got {type(value).__name__}: {shown(value)}")
     if value < 1:
         raise ValueError(f"{attribute.name} must be at least 1, got {value}")
 

@@ -20,6 +20,11 @@ _FINDINGS = (
 )
 
 
+def is_held(one) -> bool:
+    """Tell whether a buffer was closed, and is not back because of its loans."""
+    return one.ending == "open" and bool(one.loans) and bool(one.states) and one.states[-1][1] == "LENT"
+
+
 def counted(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
@@ -83,9 +88,9 @@ def _by_place(report, found, all_frames):
     places = {}
     for one in found:
         frames = one.origin if all_frames else one.own_origin
-        places.setdefault((frames, one.resource, one.ending), []).append(one)
+        places.setdefault((frames, one.resource, one.ending, is_held(one)), []).append(one)
     ordered = sorted(places.items(), key=lambda item: (-sum(one.size for one in item[1]), item[1][0].serial))
-    for (frames, resource, ending), ones in ordered[:_PLACES]:
+    for (frames, resource, ending, held), ones in ordered[:_PLACES]:
         size = ones[0].size
         if any(one.size != size for one in ones):
             size = None
@@ -99,9 +104,13 @@ def _by_place(report, found, all_frames):
         )
         numbers = ", ".join(f"#{one.serial}" for one in ones[:4]) + (", ..." if len(ones) > 4 else "")
         lent = sum(one.loans for one in ones)
-        words = [f"{amount} of {report.resources[resource]}", numbers, ending]
-        if lent:
-            words.append(counted(lent, "loan") + " open")
+        words = [f"{amount} of {report.resources[resource]}", numbers]
+        if held:
+            words.append(f"closed, held by {counted(lent, 'loan')}")
+        else:
+            words.append(ending)
+            if lent:
+                words.append(counted(lent, "loan") + " open")
         yield "  " + "; ".join(words)
         yield from (f"      {frame}" for frame in frames[:_FRAMES])
         if len(frames) > _FRAMES:

@@ -68,7 +68,7 @@ cdef HostCall checked_callback(object function, object user_data):
         return self
     if function.restype is not None or tuple(function.argtypes or ()) != (ctypes.c_void_p,):
         raise TypeError(f"a ctypes callback must have the prototype {_PROTOTYPE}, got {shown(function)} with restype "
-                        f"{function.restype!r} and argtypes {function.argtypes!r}")
+                        f"{shown(function.restype)} and argtypes {shown(function.argtypes)}")
     address = ctypes.cast(function, ctypes.c_void_p).value
     if not address:
         raise ValueError("a ctypes callback must not be a null pointer")

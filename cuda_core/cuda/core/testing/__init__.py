@@ -17,7 +17,8 @@ pytest:
 ``pytest --memory-driver=sim`` runs it on the simulated driver, where each driver call of the resource is also made to
 fail in turn; ``--memory-driver=watched`` does that on a GPU, and without the option it runs on the GPU as it is.
 
-Needs pytest and hypothesis: ``pip install cuda-core[testing]``.
+Needs pytest and hypothesis: ``pip install '.[testing]'`` in the checkout. (By its name, pip would install the released
+cuda-core, which has no such kit.)
 """
 
 try:
@@ -25,7 +26,7 @@ try:
     import pytest  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"cuda.core.testing needs pytest and hypothesis ({error}): pip install cuda-core[testing]"
+        f"cuda.core.testing needs pytest and hypothesis ({error}): pip install pytest hypothesis"
     ) from error
 
 from cuda.core.testing._contract import ContractBroken

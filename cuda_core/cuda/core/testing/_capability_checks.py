@@ -8,7 +8,7 @@ import pytest
 from cuda.core import LegacyPinnedMemoryResource, Ownership, TransferredTo
 from cuda.core.testing._bytes import get, pattern, put
 from cuda.core.testing._child import peer
-from cuda.core.testing._contract import call, require
+from cuda.core.testing._contract import call, require, shown
 
 __all__ = ["CapabilityChecks"]
 
@@ -114,7 +114,7 @@ class CapabilityChecks:
                 require(
                     (old.ownership, old.transferred_to) == (Ownership.TRANSFERRED, TransferredTo.GROWN),
                     "growing transfers the memory to the new buffer",
-                    f"the old one is {old!r}",
+                    f"the old one is {shown(old)}",
                 )
                 require(
                     get(buffer, stream, len(kept)) == kept,

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a check says that a resource breaks the contract: what is wanted, and what was seen."""
 
-__all__ = ["ContractBroken", "call", "require"]
+import reprlib
+
+__all__ = ["ContractBroken", "call", "require", "shown"]
+
+_repr = reprlib.Repr()
+_repr.maxother = _repr.maxstring = 160
+
+
+def shown(value):
+    """Return a value as one short line, whatever its ``repr`` is."""
+    return " ".join(_repr.repr(value).split())
 
 
 class ContractBroken(AssertionError):

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from cuda.core import Buffer, Device
 from cuda.core.testing._bytes import get, pattern, put
-from cuda.core.testing._contract import require
+from cuda.core.testing._contract import require, shown
 from cuda.core.testing._watch import Asked
 
 __all__ = ["MachineCheck", "MemoryResourceMachine"]
@@ -90,7 +90,7 @@ class MemoryResourceMachine(RuleBasedStateMachine):
                 require(
                     get(part, self.stream) == wanted,
                     "bytes stay as they were written while the buffer is open",
-                    f"others came back from {entry.buffer!r}",
+                    f"others came back from {shown(entry.buffer)}",
                 )
 
     @rule(entry=entries)
@@ -144,7 +144,7 @@ class MemoryResourceMachine(RuleBasedStateMachine):
                 require(
                     get(window, self.stream) == wanted,
                     "bytes stay as they were while they are lent",
-                    f"others came back from {buffer!r}",
+                    f"others came back from {shown(buffer)}",
                 )
         part.close()
         self.end(entry)
@@ -214,8 +214,11 @@ class MachineCheck:
 
     machine = MemoryResourceMachine
 
-    def test_any_order_of_operations(self, device):
-        """Hypothesis tries many orders of operations, and shows the shortest that fails."""
+    def test_any_order_of_operations(self, device, after_the_others):
+        """Hypothesis tries many orders of operations, and shows the shortest that fails.
+
+        It takes the longest and says the least, so it comes last, and not at all where another check has failed.
+        """
         run_state_machine_as_test(
             lambda: self.machine(self),
             settings=settings(

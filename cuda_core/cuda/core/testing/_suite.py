@@ -9,10 +9,10 @@ import gc
 import pytest
 from hypothesis import settings
 
-from cuda.core import Buffer, Device, MemoryResource, Ownership
+from cuda.core import Buffer, CUDAError, Device, MemoryResource, Ownership
 from cuda.core.testing._allocation_checks import AllocationChecks
 from cuda.core.testing._capability_checks import CapabilityChecks
-from cuda.core.testing._contract import call, require
+from cuda.core.testing._contract import call, require, shown
 from cuda.core.testing._failure_checks import FailureChecks
 from cuda.core.testing._machine import MachineCheck
 from cuda.core.testing._release_checks import ReleaseChecks
@@ -21,7 +21,17 @@ from cuda.core.testing._watch import DriverCalls, settled
 __all__ = ["MemoryResourceTests"]
 
 
-class MemoryResourceTests(AllocationChecks, ReleaseChecks, FailureChecks, CapabilityChecks, MachineCheck):
+_FAILED = pytest.StashKey[str]()  # of a class: the first of its checks that has failed
+_NO_DRIVER = pytest.StashKey[str]()  # of a session: that it has none was said
+
+_NO_DRIVER_TEXT = (
+    "there is no GPU to test the memory resource on: install cuda-driver-sim (pip install ./driver_sim in a checkout "
+    "of cuda-core) and run pytest --memory-driver=sim, or run pytest on a machine with a GPU"
+)
+
+
+# pytest runs what the last base has first: what is plain and quick goes before what builds on it.
+class MemoryResourceTests(MachineCheck, CapabilityChecks, FailureChecks, ReleaseChecks, AllocationChecks):
     """Tests of the contract between :class:`cuda.core.MemoryResource` and its author.
 
     Derive a class whose name begins with ``Test``, override :meth:`make_resource`, and set the attributes below where
@@ -114,9 +124,23 @@ class MemoryResourceTests(AllocationChecks, ReleaseChecks, FailureChecks, Capabi
     # -- fixtures --------------------------------------------------------------------------------------------------
 
     @pytest.fixture
-    def device(self):
+    def device(self, request):
         """Device 0, current."""
-        device = Device(0)
+        stash = request.session.stash
+        if _NO_DRIVER in stash:
+            pytest.skip("there is no GPU; see the first error")
+        device = seen = None
+        try:
+            device = Device(0)
+        except CUDAError as error:
+            if error.result_name != "CUDA_ERROR_NO_DEVICE":
+                raise
+            seen = error
+        except RuntimeError as error:
+            seen = error.__cause__ or error  # whose own text is for programs
+        if device is None:  # said once, in the place of an error of every check
+            stash[_NO_DRIVER] = str(seen)
+            pytest.fail(f"{_NO_DRIVER_TEXT}\n  seen: {seen}", pytrace=False)
         device.set_current()
         return device
 
@@ -148,7 +172,23 @@ class MemoryResourceTests(AllocationChecks, ReleaseChecks, FailureChecks, Capabi
         """To be asked for by a test that makes the driver refuse calls."""
 
     @pytest.fixture(autouse=True)
-    def no_refusals(self, request, device, driver_calls):
+    def failures(self, request):
+        """Note that a check of this class has failed, for those that would only say the same at greater length."""
+        stash, session = request.node.getparent(pytest.Class).stash, request.session
+        before = session.testsfailed
+        yield
+        if session.testsfailed > before:
+            stash.setdefault(_FAILED, request.node.name)
+
+    @pytest.fixture
+    def after_the_others(self, request, failures):
+        """To be asked for by a check that is of no use while another one fails: it is skipped then."""
+        failed = request.node.getparent(pytest.Class).stash.get(_FAILED, None)
+        if failed is not None:
+            pytest.skip(f"{failed} has failed: mend that first")
+
+    @pytest.fixture(autouse=True)
+    def no_refusals(self, request, device, driver_calls, failures):
         """Fail where the driver has refused a call: a resource that swallows the error would hide a second free."""
         if "refusals_allowed" in request.fixturenames or not driver_calls.seen:
             yield
@@ -157,6 +197,8 @@ class MemoryResourceTests(AllocationChecks, ReleaseChecks, FailureChecks, Capabi
         yield
         gc.collect()
         refused = driver_calls.refused()[before:]
+        if refused:  # which is counted only when this has ended
+            request.node.getparent(pytest.Class).stash.setdefault(_FAILED, request.node.name)
         require(
             not refused,
             "the driver is asked only for what it can do: a free it refuses was made twice, or with a wrong address",
@@ -178,7 +220,18 @@ class MemoryResourceTests(AllocationChecks, ReleaseChecks, FailureChecks, Capabi
         require(
             isinstance(buffer, Buffer),
             "allocate returns a Buffer, made by Buffer.from_handle(ptr, size, mr=self, stream=stream)",
-            f"{type(buffer).__name__}: {buffer!r}",
+            f"{type(buffer).__name__}: {shown(buffer)}",
+        )
+        # Before anything else that a check looks at: whoever leaves out mr=self would be told of every consequence.
+        require(
+            buffer.ownership is Ownership.OWNED,
+            "allocate returns a buffer that owns its memory: pass mr=self to Buffer.from_handle",
+            f"a buffer that is {buffer.ownership.name}",
+        )
+        require(
+            buffer.memory_resource is resource,
+            "the memory is returned by the resource that was asked: pass mr=self to Buffer.from_handle",
+            f"a buffer of {shown(buffer.memory_resource)}",
         )
         return buffer
 

@@ -59,7 +59,8 @@ class Asked:
             return
         calls, fail_next = self.calls, self._fail_next
 
-        def deallocate(ptr, size, *, stream):
+        def deallocate(ptr, size, *order, **keywords):  # the author may call it, too, in any way that works
+            stream = order[0] if order else keywords.get("stream")
             error = fail_next.pop() if fail_next else None
             handle = getattr(stream, "handle", None)
             seen = (
@@ -73,7 +74,7 @@ class Asked:
             try:
                 if error is not None:
                     raise error
-                inherited(ptr, size, stream=stream)
+                inherited(ptr, size, *order, **keywords)
             except BaseException as raised:
                 error = raised
                 raise
@@ -90,6 +91,14 @@ class Asked:
     def successes(self):
         """Return (address, size) of the calls that returned, in order."""
         return [(call.address, call.size) for call in self.calls if call.raised is None]
+
+    def freed_instead_of(self, expected):
+        """Say what was freed in the place of ``expected``, and what was asked and raised."""
+        text = f"freed were {self.successes()}, and should have been {expected}"
+        raised = [
+            f"{call.raised.__name__} for {call.address:#x}" for call in self.calls if call.raised is not None
+        ]
+        return f"{text}; deallocate raised {', '.join(raised)}" if raised else text
 
 
 class DriverCalls:

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an offending value is shown in the text of an error."""
+
+import reprlib
+
+__all__ = ["shown"]
+
+_repr = reprlib.Repr()
+_repr.maxother = _repr.maxstring = 160
+
+
+def shown(value):
+    """Return a value as one short line, whatever its ``repr`` is."""
+    return " ".join(_repr.repr(value).split())
