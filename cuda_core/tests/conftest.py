@@ -296,6 +296,9 @@ class DriverWatch:
         return dict(self.sim.live()) if self.sim else {}
 
     def fail(self, name, nth=1, result="CUDA_ERROR_OUT_OF_MEMORY", sticky=False):
+        from cuda.core._memory._pool_handle import pool_was_given_up
+
+        pool_was_given_up()  # or an allocation that is made to fail would be tried twice
         return self.sim.fail(name, nth=nth, result=result, sticky=sticky)
 
 
@@ -349,7 +352,6 @@ def _live_now(watch):
 def nothing_left(request, devices, driver_watch):
     """Every test ends with nothing live that was not live before it, and with no call refused by surprise."""
     from buffer_kinds import raw_pools
-    from cuda.core._memory._pool_handle import pool_was_given_up
     from cuda.core._memory._queue import drain
     from support import drop_contexts, free_memory, trim_pools
 
@@ -359,7 +361,6 @@ def nothing_left(request, devices, driver_watch):
     gc.collect()
     drain(20)
     trim_pools(raw_pools.values())
-    pool_was_given_up()  # or an allocation that this test makes fail would be tried twice
     if driver_watch.sim:
         driver_watch.sim.reset()
     live = _live_now(driver_watch)

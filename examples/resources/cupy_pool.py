@@ -26,12 +26,19 @@ class CupyPoolResource(MemoryResource):
     def device_id(self):
         return self._device_id
 
+    def _cupy_stream(self, stream):
+        if stream is None:
+            return cupy.cuda.Stream.null
+        if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14
+            return cupy.cuda.Stream.from_external(stream)
+        return cupy.cuda.ExternalStream(int(stream.handle))
+
     def allocate(self, size, *, stream=None):
         size = operator.index(size)
         if size < 0:
             raise ValueError(f"size must not be negative, got {size}")
         at = 0 if stream is None else int(stream.handle)
-        with cupy.cuda.Device(self._device_id), cupy.cuda.ExternalStream(at):
+        with cupy.cuda.Device(self._device_id), self._cupy_stream(stream):
             pointer = self.pool.malloc(size)
         address = int(pointer.ptr) if size else 0
         if size:

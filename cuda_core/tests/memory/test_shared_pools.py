@@ -603,7 +603,7 @@ def test_the_first_allocation_after_a_pool_was_given_up_is_asked_for_twice(drive
     """On a device it may be refused once, though there is memory (design/sharing.md)."""
     opened(shared).close()
     mine = make()
-    with driver_watch.fail("cuMemAllocFromPoolAsync", result="CUDA_ERROR_OUT_OF_MEMORY") as failure:
+    with driver_watch.sim.fail("cuMemAllocFromPoolAsync", result="CUDA_ERROR_OUT_OF_MEMORY") as failure:
         buffer = mine.allocate(SIZE, stream=stream)
     assert failure.fired
     buffer.close()

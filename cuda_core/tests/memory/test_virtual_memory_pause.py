@@ -830,7 +830,9 @@ def test_in_a_forked_child_a_paused_buffer_is_lost():
     output = child_output(
         """
 import os
+import warnings
 from cuda.core import Device, OwnershipError, VirtualMemoryResource
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # a fork beside the driver's threads is what is tested
 device = Device(0)
 device.set_current()
 resource = VirtualMemoryResource(device)

@@ -38,6 +38,8 @@ cdef CUresult _copy(uintptr_t target, uintptr_t source, size_t size, cydriver.CU
     if result == OK:
         function[0] = b"cuStreamSynchronize"
         result = cydriver.cuStreamSynchronize(own.stream)
+        if result != OK:
+            cydriver.cuStreamSynchronize(own.stream)  # the memory must not go under a copy that may still run
     release_stream(own)
     return result
 
