@@ -61,6 +61,7 @@ NEITHER = {
     "_GraphMemory": lambda device: GraphMemoryResource(device),
     "MemoryResource": lambda device: pool_of("python", device),
     "IPCAllocationHandle": lambda device: make().allocation_handle,
+    "VirtualBufferDescriptor": lambda device: VirtualMemoryResource(device).allocate(4096).ipc_descriptor,
 }
 # Names and numbers. A pickle of a buffer's or an event's name is what other processes open.
 BOTH = {
@@ -86,6 +87,7 @@ INSIDE = {
     "IndexedResource",
     "Journal",
     "Keeper",
+    "Launches",
     "Life",
     "Loan",
     "Loans",

@@ -9,6 +9,6 @@ _repr = reprlib.Repr()
 _repr.maxother = _repr.maxstring = 160
 
 
-def shown(value):
+def shown(value: object) -> str:
     """Return a value as one short line, whatever its ``repr`` is."""
     return " ".join(_repr.repr(value).split())
