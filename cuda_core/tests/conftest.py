@@ -296,9 +296,6 @@ class DriverWatch:
         return dict(self.sim.live()) if self.sim else {}
 
     def fail(self, name, nth=1, result="CUDA_ERROR_OUT_OF_MEMORY", sticky=False):
-        from cuda.core._memory._pool_handle import pool_was_given_up
-
-        pool_was_given_up()  # or an allocation that is made to fail would be tried twice
         return self.sim.fail(name, nth=nth, result=result, sticky=sticky)
 
 

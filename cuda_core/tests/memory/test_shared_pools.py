@@ -595,21 +595,3 @@ def test_an_opened_pool_ends_when_the_free_of_its_last_import_has_run(driver_wat
     assert drain(20)
     assert _counters.live()["pools"] == pools - 1
     buffer.close()
-
-
-@pytest.mark.watched
-@pytest.mark.provokes_refusals
-def test_the_first_allocation_after_a_pool_was_given_up_is_asked_for_twice(driver_watch, shared, stream):
-    """On a device it may be refused once, though there is memory (design/sharing.md)."""
-    opened(shared).close()
-    mine = make()
-    with driver_watch.sim.fail("cuMemAllocFromPoolAsync", result="CUDA_ERROR_OUT_OF_MEMORY") as failure:
-        buffer = mine.allocate(SIZE, stream=stream)
-    assert failure.fired
-    buffer.close()
-    with driver_watch.fail("cuMemAllocFromPoolAsync", result="CUDA_ERROR_OUT_OF_MEMORY") as failure:
-        with pytest.raises(CUDAError, match="OUT_OF_MEMORY"):
-            mine.allocate(SIZE, stream=stream)
-    assert failure.fired
-    stream.sync()
-    mine.close()

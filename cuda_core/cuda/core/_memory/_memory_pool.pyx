@@ -23,7 +23,6 @@ from cuda.core._memory._pool_handle cimport (
     frees_of,
     make_pool,
     pool_is_idle,
-    pool_was_given_up,
 )
 from cuda.core._memory._pool_release cimport ensure_freed, free_in_order, may_be_queued, queue_free
 from cuda.core._memory._queue cimport drain_for_memory, wait_a_moment
@@ -370,10 +369,10 @@ cdef class _MemPool(IndexedResource):
         cydriver.CUresult result,
         const char* function,
     ) except -1:
-        """Try once more where the queue has given memory back or the driver may be wrong, or raise."""
+        """Try once more where the queue has given memory back, or raise."""
         if result == cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             with nogil:
-                if drain_for_memory() | pool_was_given_up():
+                if drain_for_memory():
                     result = _allocate(pool, size, order, address, &function)
         if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
             self._refuse_capture(order)

@@ -32,4 +32,3 @@ cdef void release_pool(PoolHandle* handle) noexcept nogil
 cdef cydriver.CUresult current_pool(cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind,
                                     cydriver.CUmemoryPool* pool, const char** function) noexcept nogil
 cpdef long live_pools() noexcept
-cpdef bint pool_was_given_up() noexcept nogil

@@ -43,7 +43,6 @@ cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
 
 cdef atomic[long] _live
-cdef atomic[int] _given_up  # whether an imported pool was, since that was asked last
 
 # The handles of pools that the driver refused to destroy. They are tried again with the next pool that is made or given
 # up. The mutex guards the list only; no call is made under it.
@@ -74,19 +73,8 @@ cdef cydriver.CUresult _destroy(PoolHandle* handle, const char** function) noexc
     while result == cydriver.CUresult.CUDA_SUCCESS and handle.opened > 1:
         handle.opened -= 1
         result = cydriver.cuMemPoolDestroy(handle.pool)
-    if result == cydriver.CUresult.CUDA_SUCCESS and handle.opened:
-        _given_up.store(1)
     cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     return result
-
-
-cpdef bint pool_was_given_up() noexcept nogil:
-    """Whether a pool that was imported has been given up since this was asked last.
-
-    After a pinned pool of another process the driver (580.159, on an H200) answers the first allocation from the next
-    small pool with OUT_OF_MEMORY, and the second one with memory.
-    """
-    return _given_up.exchange(0)
 
 
 cdef bint _is_empty(cydriver.CUmemoryPool pool) noexcept nogil:
