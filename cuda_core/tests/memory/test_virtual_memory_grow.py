@@ -277,9 +277,10 @@ def test_a_moved_buffer_does_not_touch_its_neighbours(device):
     buffer, resource = place(device, 2 * GRANULE, stretch=6)
     with foreign_reservations(buffer.handle, buffer.size):
         before, behind = buffer.handle - GRANULE, buffer.handle + buffer.size
+        taken = [place for place in (before, behind) if not address_free(place, GRANULE)]
+        assert behind in taken  # not every driver lets others have what is before
         moved = resource.modify_allocation(buffer, 3 * GRANULE)
-        assert not address_free(before, GRANULE)
-        assert not address_free(behind, GRANULE)
+        assert not any(address_free(place, GRANULE) for place in taken)
         moved.close()
 
 
