@@ -153,7 +153,7 @@ def in_child(work):
         work()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    print(sim.calls_in_children())
+    print(sim.calls_in_children(), flush=True)  # the inner one ends without flushing
 
 in_child(lambda: driver.cuStreamQuery(None))  # of a process that has not used the driver
 start()
