@@ -458,6 +458,7 @@ def child_environment(environment=None):
     env = dict(os.environ if environment is None else environment)
     here = str(Path(__file__).resolve().parent)
     env["PYTHONPATH"] = os.pathsep.join(part for part in (here, env.get("PYTHONPATH")) if part)
+    env["PYTHONUNBUFFERED"] = "1"  # children of a fork that end by os._exit flush nothing
     return env
 
 
