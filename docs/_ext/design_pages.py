@@ -10,6 +10,8 @@ FOLDERS = {
     "evidence": ("Evidence", "What was run and measured on a GPU, dated."),
 }
 
+PICTURES = ("*.png", "*.svg")
+
 
 def adapted(text):
     """Return a page as Sphinx wants it: links to pages only, and a diagram's source as text."""
@@ -53,10 +55,14 @@ def bring(source, target):
             )
     for name, text in pages.items():
         write(target / name, text)
-    pictures = {picture.relative_to(source): picture.read_bytes() for picture in source.rglob("*.png")}
+    pictures = {
+        picture.relative_to(source): picture.read_bytes()
+        for kind in PICTURES
+        for picture in source.rglob(kind)
+    }
     for name, content in pictures.items():
         if not (target / name).exists() or (target / name).read_bytes() != content:
             (target / name).write_bytes(content)
-    for old in (*target.rglob("*.md"), *target.rglob("*.png")):
+    for old in [old for kind in ("*.md", *PICTURES) for old in target.rglob(kind)]:
         if old.relative_to(target) not in (pages | pictures):
             old.unlink()
