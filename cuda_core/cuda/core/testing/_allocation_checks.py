@@ -41,7 +41,7 @@ class AllocationChecks:
         )
 
     def test_it_can_be_called_by_hand(self, resource):
-        """Whoever has an address and a size calls ``deallocate(ptr, size)``; with a stream where it is stream-ordered."""
+        """Whoever has an address and a size calls ``deallocate(ptr, size)``; with a stream if it is stream-ordered."""
         try:
             signature = inspect.signature(resource.deallocate)
         except (TypeError, ValueError):
