@@ -310,12 +310,6 @@ cdef class Event:
         raise TypeError("Event objects cannot be copied: each stands for one event of the driver")
 
     def __reduce__(self) -> tuple[object, ...]:
-        self._ensure_open()
-        if not self._shared:
-            raise TypeError(
-                "Event objects can only be pickled where another process can import them: this Event is not "
-                "IPC-enabled (ipc_enabled=True)"
-            )
         descriptor = self.ipc_descriptor
         warn_under_fork()
         return _receive_event, (descriptor, None if self._opened else self.device_id)

@@ -114,13 +114,11 @@ cdef cydriver.CUresult _ask_for_its_context(StreamHandle* handle, const char** f
     before its context was asked for; the default streams are asked for when they are entered.
     """
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    cdef cydriver.CUresult result
     function[0] = b"cuCtxGetId"
     if handle.kind == STREAM_FOREIGN and handle.context == NULL:
         # Whether it is captured can be asked wherever it is: of a stream that is gone, a real driver says so.
         function[0] = b"cuStreamIsCapturing"
-        result = cydriver.cuStreamIsCapturing(handle.stream, &status)
-        return result if stream_is_gone(handle, result) else cydriver.CUresult.CUDA_SUCCESS
+        return cydriver.cuStreamIsCapturing(handle.stream, &status)
     if handle.kind in (STREAM_OWNED, STREAM_FOREIGN):
         return ask_for_context(handle.context, handle.context_id)
     return cydriver.CUresult.CUDA_SUCCESS

@@ -8,7 +8,7 @@ import pytest
 
 from support import run_child
 
-LENGTH = 10_000  # a frame of C in each step would need more than the 256 KiB below
+LENGTH = 50_000
 _START = f"""
 import threading
 from cuda.core import Buffer, Device, LegacyPinnedMemoryResource, utils

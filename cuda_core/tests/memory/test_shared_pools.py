@@ -203,11 +203,8 @@ def refuses_to_share(resource, buffer, stream, match):
         lambda: pickle.dumps(buffer),
         lambda: Buffer.from_ipc_descriptor(resource, IPCBufferDescriptor._init(bytes(64), 64), stream=stream),
     ):
-        with pytest.raises((RuntimeError, TypeError), match=match):
+        with pytest.raises(RuntimeError, match=match):
             attempt()
-    for one in (resource, buffer):
-        with pytest.raises(TypeError, match="can only be pickled where another process can import"):
-            pickle.dumps(one)
 
 
 def test_ipc_05_what_cannot_be_shared_says_so(driver_watch, device, stream, threshold):

@@ -454,16 +454,13 @@ def test_every_call_of_ordering_an_interface_fails(plain, streams, driver_watch)
     def view():
         return StridedMemoryView.from_cuda_array_interface(interface_of(plain, stream=first), second)
 
-    calls, untold = driver_watch.calls_of(view), set()
+    calls = driver_watch.calls_of(view)
     assert "cuStreamWaitEvent" in calls
     for name in calls.keys() - {"cuCtxPopCurrent", "cuEventDestroy"}:
         for nth in range(1, calls[name] + 1):
             with driver_watch.fail(name, nth=nth, result="CUDA_ERROR_UNKNOWN"):
                 _, error = attempt(view, CUDAError)
-            if error is None:
-                untold.add((name, nth))
-    # Of each of the two streams it is asked first whether it is gone; no other answer to that matters.
-    assert untold == {("cuStreamIsCapturing", 1), ("cuStreamIsCapturing", 3)}
+            assert error is not None, name
     view()
 
 

@@ -28,6 +28,7 @@ from support import (
     race,
     read,
     rights_of_granules,
+    simulated,
     write,
 )
 
@@ -278,7 +279,8 @@ def test_a_moved_buffer_does_not_touch_its_neighbours(device):
     with foreign_reservations(buffer.handle, buffer.size):
         before, behind = buffer.handle - GRANULE, buffer.handle + buffer.size
         taken = [place for place in (before, behind) if not address_free(place, GRANULE)]
-        assert behind in taken  # not every driver lets others have what is before
+        assert behind in taken
+        assert before in taken or not simulated()  # not every driver lets others have what is before
         moved = resource.modify_allocation(buffer, 3 * GRANULE)
         assert not any(address_free(place, GRANULE) for place in taken)
         moved.close()

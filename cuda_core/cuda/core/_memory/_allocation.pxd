@@ -80,6 +80,7 @@ cdef class Record:
     cdef void set_taker_serial(self, uint64_t serial) noexcept nogil
     cdef int ensure_usable(self) except -1
     cdef int ensure_not_paused(self, str what) except -1
+    cdef object refusal_of_paused(self, str what)
     cdef object refusal(self, int verdict, str what)
     cdef void copy_recipe(self, Record source) noexcept
     cdef void forget(self) noexcept

@@ -273,10 +273,13 @@ cdef class Record:
     cdef int ensure_not_paused(self, str what) except -1:
         """Raise OwnershipError if the memory behind the addresses is away. To be asked with a claim, or with a loan."""
         if self.range is not None and self.range.paused.load():
-            raise OwnershipError(
-                f"the buffer is paused and cannot be {what}: its memory is away until it is resumed ({self.describe()})"
-            )
+            raise self.refusal_of_paused(what)
         return 0
+
+    cdef object refusal_of_paused(self, str what):
+        return OwnershipError(
+            f"the buffer is paused and cannot be {what}: its memory is away until it is resumed ({self.describe()})"
+        )
 
     cdef object refusal(self, int verdict, str what):
         """Make the error for an event that the machine refused."""

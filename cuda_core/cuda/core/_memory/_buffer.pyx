@@ -912,14 +912,7 @@ cdef class Buffer(Record):
         known = self._name()
         if known is not None and not isinstance(known, IPCBufferDescriptor):
             return Buffer._reduce_helper, (known.resource_or_name(), known.descriptor)
-        try:
-            descriptor = self.ipc_descriptor
-        except OwnershipError:
-            raise
-        except RuntimeError as error:
-            raise TypeError(
-                f"{type(self).__name__} objects can only be pickled where another process can import them: {error}"
-            ) from None
+        descriptor = self.ipc_descriptor
         resource = self.held_resource()
         reduced = (<MemoryResource>resource).reduce_buffer(self, descriptor)
         return reduced if reduced is not None else (Buffer._reduce_helper, (resource, descriptor))

@@ -2,6 +2,7 @@
 from libcpp.atomic cimport atomic
 
 from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport StreamHandle
 
 # The C-level entry for exports: lend() begins a loan or raises, end_loan() ends it.
@@ -11,6 +12,7 @@ cdef int end_loan(Record record) noexcept
 cdef class Loan:
     cdef Record record
     cdef atomic[int] open
+    cdef VirtualRange behind    # noted once, so that a slice of a slice of a slice need not go all the way
     cdef bint of_graph          # whoever has it uses the address only when the graph is launched
     cdef Record held_record(self)
     cdef int end(self) noexcept

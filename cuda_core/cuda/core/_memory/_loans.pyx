@@ -60,14 +60,21 @@ cdef int lend(Record record, str what) except -1:
     return 0
 
 
-cdef int _ensure_there(Record record, str what) except -1:
-    """Refuse a record whose memory is away, or that borrows from one whose memory is."""
+cdef VirtualRange _range_behind(Record record):
+    """Return the range whose pausing takes a record's memory away: its own, or of what it borrows from, or None."""
     cdef object owner = record
     while isinstance(owner, Record):
-        (<Record>owner).ensure_not_paused(what)
-        owner = (<Record>owner).owner
-        if type(owner) is Loan:
-            owner = (<Loan>owner).record
+        if (<Record>owner).range is not None:
+            return (<Record>owner).range
+        owner = (<Record>owner).held_owner()
+    return (<Loan>owner).behind if type(owner) is Loan else None
+
+
+cdef int _ensure_there(Record record, str what) except -1:
+    """Refuse a record whose memory is away, or that borrows from one whose memory is."""
+    cdef VirtualRange range_ = _range_behind(record)
+    if range_ is not None and range_.paused.load():
+        raise record.refusal_of_paused(what)
     return 0
 
 
@@ -186,6 +193,7 @@ cdef Loan new_loan(Record record, str what):
     cdef Loan self = Loan.__new__(Loan)
     lend(record, what)
     self.record = record
+    self.behind = _range_behind(record)
     self.open.store(1)
     return self
 
@@ -207,6 +215,7 @@ cdef Loan new_graph_loan(Record record, str what):
         lend(whole, what)
         whole.range.graph_loans += 1
     self.record = whole
+    self.behind = whole.range
     self.of_graph = True
     self.open.store(1)
     return self

@@ -352,11 +352,6 @@ cdef class _SharedPool(_MemPool):
         return _find_pool(cls, uuid)
 
     def __reduce__(self) -> tuple[object, ...]:
-        if self._pool != NULL and not self._shareable:
-            raise TypeError(
-                f"{type(self).__name__} objects can only be pickled where another process can import them: this one "
-                "is not IPC-enabled: its pool was not made to be shared (ipc_enabled=True)"
-            )
         self._ensure_shareable()
         warn_under_fork()
         return _receive_pool, (

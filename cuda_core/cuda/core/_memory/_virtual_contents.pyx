@@ -2,7 +2,6 @@
 """What the memory of a paused range held, kept in pinned memory of the host while it is away."""
 
 from cuda.bindings cimport cydriver
-from libc.stdint cimport uintptr_t
 
 from cuda.core._context cimport primary_context
 from cuda.core._driver cimport check, error_for
@@ -11,49 +10,13 @@ from cuda.core._memory._release cimport report
 from cuda.core._memory._virtual_absence cimport open_to_device, set_rights
 from cuda.core._memory._virtual_parts cimport CUresult, Failure
 from cuda.core._memory._virtual_range cimport VirtualRange
-from cuda.core._stream_handle cimport StreamHandle, create_own_stream, release_stream
+from cuda.core._memory._waited_copy cimport copy_and_wait
+from cuda.core._stream_handle cimport release_stream
 
 from cuda.core._memory._legacy import LegacyPinnedMemoryResource
 
 cdef object _at_host = LegacyPinnedMemoryResource()
 cdef list _refused = []     # buffers at the host that the driver would not take back
-
-cdef CUresult OK = cydriver.CUresult.CUDA_SUCCESS
-
-
-cdef CUresult _copy(uintptr_t target, uintptr_t source, size_t size, cydriver.CUcontext context,
-                    const char** function) noexcept nogil:
-    """Copy and wait, on a stream of its own: no other work waits for this, and no capture is disturbed.
-
-    The context is current, and the thread's capture mode is relaxed.
-    """
-    cdef StreamHandle* own = NULL
-    cdef CUresult result
-    function[0] = b"cuStreamCreate"
-    result = create_own_stream(context, &own)
-    if result != OK:
-        return result
-    function[0] = b"cuMemcpyAsync"
-    result = cydriver.cuMemcpyAsync(target, source, size, own.stream)
-    if result == OK:
-        function[0] = b"cuStreamSynchronize"
-        result = cydriver.cuStreamSynchronize(own.stream)
-        if result != OK:
-            cydriver.cuStreamSynchronize(own.stream)  # the memory must not go under a copy that may still run
-    release_stream(own)
-    return result
-
-
-cdef int _copy_in_context(uintptr_t target, uintptr_t source, size_t size, cydriver.CUcontext context) except -1:
-    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
-    cdef CUresult result
-    with nogil:
-        result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-        if result == OK:
-            result = _copy(target, source, size, context, &function)
-            cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    return check(result, function)
 
 
 cdef cydriver.CUcontext _enter(int ordinal) except NULL:
@@ -93,15 +56,14 @@ cdef int keep_contents(VirtualRange range_, int ordinal) except -1:
         # What is done with it is waited for here. Its release must wait for nobody else's work.
         release_stream(there.swap_stream(NULL))
         range_.contents = there
-        with nogil:
-            done = open_to_device(
-                range_, ordinal, cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ, &failure
-            )
-        if not done:
-            raise error_for(failure.result, failure.function)
-        _copy_in_context(there.pointer, range_.base, range_.mapped, context)
     finally:
         _leave()
+    with nogil:
+        done = open_to_device(
+            range_, ordinal, cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ, &failure
+        ) and copy_and_wait(there.pointer, range_.base, range_.mapped, context, &failure)
+    if not done:
+        raise error_for(failure.result, failure.function)
     return 0
 
 
@@ -114,17 +76,13 @@ cdef int put_contents_back(VirtualRange range_, int ordinal) except -1:
     failure.function = NULL
     if there is None:
         return 0
-    context = _enter(ordinal)
-    try:
-        with nogil:
-            done = open_to_device(
-                range_, ordinal, cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, &failure
-            )
-        if not done:
-            raise error_for(failure.result, failure.function)
-        _copy_in_context(range_.base, there.pointer, range_.mapped, context)
-    finally:
-        _leave()
+    context = primary_context(ordinal)
+    with nogil:
+        done = open_to_device(
+            range_, ordinal, cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, &failure
+        ) and copy_and_wait(range_.base, there.pointer, range_.mapped, context, &failure)
+    if not done:
+        raise error_for(failure.result, failure.function)
     if range_.opened_to:
         with nogil:
             done = set_rights(range_, &failure)

@@ -30,34 +30,7 @@ from cuda.core._memory._virtual_parts cimport (
     succeeded,
 )
 from cuda.core._memory._virtual_range cimport VirtualRange
-
-
-cdef bint _copy(CUdeviceptr target, CUdeviceptr source, size_t size, cydriver.CUcontext context,
-                Failure* failure) noexcept nogil:
-    """Copy bytes and wait for the copy, which disturbs no capture."""
-    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    cdef cydriver.CUstream stream = NULL
-    cdef cydriver.CUcontext popped = NULL
-    cdef bint done
-    if not succeeded(cydriver.cuCtxPushCurrent(context), b"cuCtxPushCurrent", failure):
-        return False
-    done = succeeded(
-        cydriver.cuThreadExchangeStreamCaptureMode(&mode), b"cuThreadExchangeStreamCaptureMode", failure
-    )
-    if done:
-        done = succeeded(
-            cydriver.cuStreamCreate(&stream, cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING),
-            b"cuStreamCreate",
-            failure,
-        )
-        if done:
-            done = succeeded(
-                cydriver.cuMemcpyDtoDAsync(target, source, size, stream), b"cuMemcpyDtoDAsync", failure
-            ) and succeeded(cydriver.cuStreamSynchronize(stream), b"cuStreamSynchronize", failure)
-            cydriver.cuStreamDestroy(stream)  # refused, there is nobody to tell and nothing to try again
-        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    cydriver.cuCtxPopCurrent(&popped)
-    return done
+from cuda.core._memory._waited_copy cimport copy_and_wait
 
 
 cdef bint _retain(CUdeviceptr address, AllocationHandle* chunk, Failure* failure) noexcept nogil:
@@ -122,7 +95,7 @@ cdef int split_last_chunk(VirtualRange range_, size_t kept, int ordinal, void* c
         and alike
         and map_new_chunk(&scratch, copy, &request, failure)
         and give_access(&scratch, failure)
-        and _copy(copy, bytes_, head, <cydriver.CUcontext>context, failure)
+        and copy_and_wait(copy, bytes_, head, <cydriver.CUcontext>context, failure)
         and succeeded(cydriver.cuMemUnmap(last.address, last.size), b"cuMemUnmap", failure)
     ):
         range_.parts.mappings.pop_back()

@@ -131,11 +131,10 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
     cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
     cdef Graph self = Graph.__new__(Graph)
     cdef CapturedGraph* graph = source._of.graph
-    self._uses = source._of
-    self._launches = launches_of(graph)
     cdef cydriver.CUgraphExec executable = NULL
     cdef bint pushed = False, closed
-    self._of = source._of
+    self._of = self._uses = source._of
+    self._launches = launches_of(graph)
     memset(&parameters, 0, sizeof(parameters))
     parameters.flags = flags
     try_refused()
