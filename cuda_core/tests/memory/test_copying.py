@@ -102,7 +102,7 @@ INSIDE = {
     "VirtualRange",
     "Word",
 }
-# A pickle of one that was made to be shared is what other processes open. Of others it is refused as in cuda-core 1.2.2.
+# A pickle of what was made to be shared is what other processes open. Else it is refused as cuda-core 1.2.2 does.
 NOT_SHARED = {"Buffer", "ManagedBuffer", "Event", "DeviceMemoryResource", "PinnedMemoryResource"}
 WAYS = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": pickle.dumps}
 
