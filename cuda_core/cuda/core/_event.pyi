@@ -47,7 +47,9 @@ class Event:
 
     Notes
     -----
-    Methods may be called from any thread. An event that is collected is destroyed like a closed one.
+    Methods may be called from any thread. An event that is collected is destroyed like a closed one. What the driver
+    refuses then is told of by one ``CUDAWarning``, and tried again with the next stream or event that is made or
+    closed.
 
     Examples
     --------
@@ -72,7 +74,8 @@ class Event:
         Raises
         ------
         CUDAError
-            If the driver refuses. The event then stays open.
+            If the driver refuses. The event then stays open and can be closed again, unless its context can no longer
+            be used.
 
         Examples
         --------
@@ -207,4 +210,4 @@ class Event:
         ...
 
 def live_event_handles() -> int:
-    """Return the number of driver events that this package owns."""
+    """Return the number of driver events that this package owns, with those that the driver would not destroy."""

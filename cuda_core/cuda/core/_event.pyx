@@ -8,9 +8,10 @@ from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
 
 from cuda.core._context cimport ask_for_id, context_is_gone, current_context, primary_context, wrap_context
-from cuda.core._driver cimport check, error_for
+from cuda.core._driver cimport check, error_for, is_hopeless
 from cuda.core._event_descriptor cimport IPCEventDescriptor, name_event
 from cuda.core._fork cimport fork_generation
+from cuda.core._undestroyed cimport AN_EVENT, keep_undestroyed, try_undestroyed, undestroyed
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
 from cuda.bindings import driver
@@ -27,8 +28,8 @@ device_factory = None
 
 
 cpdef long live_event_handles() noexcept:
-    """Return the number of driver events that this package owns."""
-    return _live.load()
+    """Return the number of driver events that this package owns, with those that the driver would not destroy."""
+    return _live.load() + undestroyed(AN_EVENT)
 
 
 @dataclass
@@ -73,9 +74,20 @@ cdef cydriver.CUresult _destroy(Event owner, cydriver.CUevent event) noexcept:
         with nogil:
             if not context_is_gone(owner._context, owner._context_id):
                 result = cydriver.cuEventDestroy(event)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                try_undestroyed()
+    if result == cydriver.CUresult.CUDA_SUCCESS or is_hopeless(result):
         _live.fetch_sub(1)
     return result
+
+
+cdef void _end(Event owner, cydriver.CUevent event) noexcept:
+    """The same where nobody can be told: what the driver refuses is kept."""
+    cdef cydriver.CUresult result = _destroy(owner, event)
+    if result != cydriver.CUresult.CUDA_SUCCESS and not is_hopeless(result):
+        with nogil:
+            keep_undestroyed(AN_EVENT, event, owner._context, owner._context_id, result)
+        _live.fetch_sub(1)
 
 
 cdef Event create_event(cydriver.CUcontext context, int device_id, object options, bint recorded):
@@ -105,6 +117,7 @@ cdef Event create_event(cydriver.CUcontext context, int device_id, object option
     self.device_id = device_id
     self._generation = fork_generation()
     with nogil:
+        try_undestroyed()
         result = ask_for_id(context, &self._context_id)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function = b"cuEventCreate"
@@ -129,7 +142,9 @@ cdef class Event:
 
     Notes
     -----
-    Methods may be called from any thread. An event that is collected is destroyed like a closed one.
+    Methods may be called from any thread. An event that is collected is destroyed like a closed one. What the driver
+    refuses then is told of by one ``CUDAWarning``, and tried again with the next stream or event that is made or
+    closed.
 
     Examples
     --------
@@ -175,7 +190,7 @@ cdef class Event:
                 event = self._ending
                 self._ending = NULL
         if event != NULL:
-            _destroy(self, event)
+            _end(self, event)
 
     def close(self) -> None:
         """Destroy the event. The driver keeps it until what waits for it has run. Closing twice is harmless.
@@ -183,7 +198,8 @@ cdef class Event:
         Raises
         ------
         CUDAError
-            If the driver refuses. The event then stays open.
+            If the driver refuses. The event then stays open and can be closed again, unless its context can no longer
+            be used.
 
         Examples
         --------
@@ -203,13 +219,13 @@ cdef class Event:
         if event == NULL:
             return
         result = _destroy(self, event)
-        if result != cydriver.CUresult.CUDA_SUCCESS:
+        if result != cydriver.CUresult.CUDA_SUCCESS and not is_hopeless(result):
             self._event = event
         check(result, b"cuEventDestroy")
 
     def __dealloc__(self):
         if self._event != NULL:
-            _destroy(self, self._event)
+            _end(self, self._event)
 
     @property
     def is_closed(self) -> bool:

@@ -96,7 +96,14 @@ class Stream:
         Raises
         ------
         CUDAError
-            If the driver refuses to destroy a stream that nobody else holds.
+            If the driver refuses to destroy a stream that nobody else holds. The object stays open then and can be
+            closed again, unless the context of the stream can no longer be used.
+
+        Notes
+        -----
+        Where a buffer is the last holder, or the object is collected, nobody can be told by an exception: what the
+        driver refuses there is told of by one ``CUDAWarning``, and tried again with the next stream or event that is
+        made or closed.
 
         Examples
         --------

@@ -10,7 +10,7 @@ from cpython.ref cimport Py_INCREF, PyObject
 from cuda.bindings cimport cydriver
 
 from cuda.core._context cimport ask_for_id, current_context, device_of_context, wrap_context
-from cuda.core._driver cimport check, ensure_driver
+from cuda.core._driver cimport check, ensure_driver, is_hopeless
 from cuda.core._event cimport Event, create_event
 from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
@@ -22,6 +22,7 @@ from cuda.core._stream_handle cimport (
     StreamKind,
     always_there,
     bind_token,
+    close_stream,
     is_inherited,
     new_stream_handle,
     release_stream,
@@ -30,6 +31,7 @@ from cuda.core._stream_handle cimport (
     wait_for_stream,
 )
 from cuda.core._stream_order cimport context_of_stream
+from cuda.core._undestroyed cimport try_undestroyed
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
 from cuda.bindings import driver
@@ -167,6 +169,7 @@ cdef Stream create_stream(cydriver.CUcontext context, int device_id, object opti
         priority = wanted
     handle = new_stream_handle(NULL, context, device_id, STREAM_OWNED)
     with nogil:
+        try_undestroyed()
         result = ask_for_id(context, &handle.context_id)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function = b"cuStreamCreateWithPriority"
@@ -274,7 +277,14 @@ cdef class Stream:
         Raises
         ------
         CUDAError
-            If the driver refuses to destroy a stream that nobody else holds.
+            If the driver refuses to destroy a stream that nobody else holds. The object stays open then and can be
+            closed again, unless the context of the stream can no longer be used.
+
+        Notes
+        -----
+        Where a buffer is the last holder, or the object is collected, nobody can be told by an exception: what the
+        driver refuses there is told of by one ``CUDAWarning``, and tried again with the next stream or event that is
+        made or closed.
 
         Examples
         --------
@@ -283,13 +293,17 @@ cdef class Stream:
         True
         """
         cdef StreamHandle* handle
+        cdef cydriver.CUresult result
         with cython.critical_section(self):
             handle = self._handle
             if handle != NULL and handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context == NULL:
                 return
             self._handle = NULL
         with nogil:
-            release_stream(handle)
+            result = close_stream(handle)
+        if result != cydriver.CUresult.CUDA_SUCCESS and not is_hopeless(result):
+            self._handle = handle
+        check(result, b"cuStreamDestroy")
 
     def __dealloc__(self):
         cdef StreamHandle* handle = self._handle

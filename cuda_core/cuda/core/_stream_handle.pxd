@@ -58,6 +58,7 @@ cdef inline bint is_inherited(StreamHandle* handle) noexcept nogil:
 cdef StreamHandle* new_stream_handle(cydriver.CUstream stream, cydriver.CUcontext context, int device_id,
                                      StreamKind kind) except NULL
 cdef cydriver.CUresult create_own_stream(cydriver.CUcontext context, StreamHandle** made) noexcept nogil
+cdef cydriver.CUresult close_stream(StreamHandle* handle) noexcept nogil
 cdef void always_there() noexcept nogil
 cdef StreamHandle* bind_token(StreamHandle* token) except? NULL
 cdef cydriver.CUresult enter_stream(StreamHandle* handle, bint* pushed, const char** function) noexcept nogil

@@ -8,4 +8,7 @@ last holder lets go.
 """
 
 def live_stream_handles() -> int:
-    """Return the number of stream handles that this package holds, without the two default streams."""
+    """Return the number of stream handles that this package holds, without the two default streams.
+
+    A stream that the driver would not destroy is one of them.
+    """

@@ -13,7 +13,8 @@ from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
 from cuda.core._context cimport ask_for_context, context_is_gone, current_context
-from cuda.core._driver cimport check, error_for, is_finalizing
+from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
+from cuda.core._undestroyed cimport A_STREAM, keep_undestroyed, try_undestroyed, undestroyed
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept nogil
@@ -23,8 +24,11 @@ cdef atomic[long] _live
 
 
 cpdef long live_stream_handles() noexcept:
-    """Return the number of stream handles that this package holds, without the two default streams."""
-    return _live.load()
+    """Return the number of stream handles that this package holds, without the two default streams.
+
+    A stream that the driver would not destroy is one of them.
+    """
+    return _live.load() + undestroyed(A_STREAM)
 
 
 cdef StreamHandle* new_stream_handle(cydriver.CUstream stream, cydriver.CUcontext context, int device_id,
@@ -64,16 +68,24 @@ cdef cydriver.CUresult create_own_stream(cydriver.CUcontext context, StreamHandl
     return result
 
 
-cdef void end_stream(StreamHandle* handle) noexcept nogil:
-    """Destroy a stream that nobody holds any more, where it is ours."""
-    cdef int member
+cdef cydriver.CUresult _destroy(StreamHandle* handle) noexcept nogil:
+    """Destroy the stream of a handle that nobody holds any more, where it is ours and still there."""
+    cdef cydriver.CUresult result
     if (
         handle.kind == STREAM_OWNED
         and not is_inherited(handle)
         # A stream whose context is gone is gone with it, and a real driver does not survive that it is named again.
         and not context_is_gone(handle.context, handle.context_id)
     ):
-        cydriver.cuStreamDestroy(handle.stream)  # refused, there is nobody to tell and nothing to try again
+        result = cydriver.cuStreamDestroy(handle.stream)
+        if not stream_is_gone(handle, result):
+            return result
+    return cydriver.CUresult.CUDA_SUCCESS
+
+
+cdef void _forget(StreamHandle* handle) noexcept nogil:
+    """Free a handle, and let go of what it holds."""
+    cdef int member
     if handle.owner != NULL and not is_finalizing():
         with gil:
             Py_XDECREF(handle.owner)
@@ -82,6 +94,34 @@ cdef void end_stream(StreamHandle* handle) noexcept nogil:
     free(handle.members)
     free(handle)
     _live.fetch_sub(1)
+
+
+cdef void end_stream(StreamHandle* handle) noexcept nogil:
+    """End a stream that nobody holds any more. What the driver refuses is kept: there is nobody here to tell."""
+    cdef bint ours = handle.kind == STREAM_OWNED and not is_inherited(handle)
+    cdef cydriver.CUresult result = _destroy(handle)
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        keep_undestroyed(A_STREAM, handle.stream, handle.context, handle.context_id, result)
+    _forget(handle)
+    if ours and result == cydriver.CUresult.CUDA_SUCCESS:
+        try_undestroyed()
+
+
+cdef cydriver.CUresult close_stream(StreamHandle* handle) noexcept nogil:
+    """Let go of a handle, for a caller that can be told. Refused, the caller has it still, unless it is lost."""
+    cdef cydriver.CUresult result
+    cdef bint ours
+    if handle == NULL or __atomic_add_fetch(&handle.count, -1, __ATOMIC_ACQ_REL) != 0:
+        return cydriver.CUresult.CUDA_SUCCESS
+    ours = handle.kind == STREAM_OWNED and not is_inherited(handle)
+    result = _destroy(handle)
+    if result != cydriver.CUresult.CUDA_SUCCESS and not is_hopeless(result):
+        handle.count = 1  # nobody else has a way to it
+        return result
+    _forget(handle)
+    if ours and result == cydriver.CUresult.CUDA_SUCCESS:
+        try_undestroyed()
+    return result
 
 
 cdef cydriver.CUresult enter_stream(StreamHandle* handle, bint* pushed, const char** function) noexcept nogil:

@@ -11,6 +11,7 @@ from cuda.core._stream_handle cimport (
     stream_as_seen_here,
     stream_is_gone,
 )
+from cuda.core._undestroyed cimport end_own_event
 
 
 cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
@@ -89,5 +90,5 @@ cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext c
             result = cydriver.cuStreamWaitEvent(later, event, 0)
             cydriver.cuCtxPopCurrent(&popped)
     if event != NULL:
-        cydriver.cuEventDestroy(event)  # the driver keeps it until the wait is over
+        end_own_event(event, first)  # the driver keeps it until the wait is over
     return result

@@ -33,6 +33,7 @@ from cuda.core._pthread cimport (
     pthread_mutex_unlock,
 )
 from cuda.core._stream_handle cimport StreamHandle
+from cuda.core._undestroyed cimport end_user_object
 
 cdef struct Lent:
     Lent* next
@@ -209,7 +210,7 @@ cdef int _give(Lent* lent, GraphLoan* loan) except -1:
             loan.graph, loan.object, 1, cydriver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
         )
         if result != cydriver.CUresult.CUDA_SUCCESS:
-            cydriver.cuUserObjectRelease(loan.object, 1)  # which ends the loans
+            end_user_object(loan.object)  # which ends the loans
     return check(result, b"cuGraphRetainUserObject")
 
 

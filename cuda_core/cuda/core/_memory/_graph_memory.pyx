@@ -34,6 +34,7 @@ from cuda.core._stream_handle cimport (
     stream_as_seen_here,
     stream_is_gone,
 )
+from cuda.core._undestroyed cimport end_user_object
 
 cdef extern from *:
     int __atomic_load_n(int*, int) noexcept nogil
@@ -138,7 +139,7 @@ cdef int _watch(CapturedGraph* known, cydriver.CUgraph graph) except -1:
             graph, watcher, 1, cydriver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
         )
         if result != cydriver.CUresult.CUDA_SUCCESS:
-            cydriver.cuUserObjectRelease(watcher, 1)
+            end_user_object(watcher)
             let_go_of(gone)
     check(result, b"cuGraphRetainUserObject")
     with nogil:

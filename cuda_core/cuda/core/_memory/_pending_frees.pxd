@@ -10,6 +10,7 @@ cdef struct FreeingStream:
 cdef struct FreeEvent:
     FreeEvent* next
     cydriver.CUevent event    # behind a free
+    cydriver.CUcontext context
 
 # The frees into one pool that may not have run yet. All zero: none.
 cdef struct PendingFrees:

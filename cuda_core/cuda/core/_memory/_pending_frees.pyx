@@ -31,6 +31,7 @@ from cuda.core._stream_handle cimport (
     stream_is_gone,
 )
 from cuda.core._stream_order cimport context_of_stream
+from cuda.core._undestroyed cimport end_own_event
 
 cdef extern from *:
     """
@@ -86,7 +87,7 @@ cdef bint _events_have_run(PendingFrees* frees) noexcept nogil:
             else:
                 # It returns at once. Without it an opened pool keeps what was freed last, for ever (recorded).
                 cydriver.cuEventSynchronize(one.event)
-                cydriver.cuEventDestroy(one.event)
+                end_own_event(one.event, one.context)
                 free(one)
             one = following
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
@@ -112,11 +113,14 @@ cdef cydriver.CUresult prepare_note(PendingFrees* frees, FreeEvent** note, const
     if frees == NULL:
         return cydriver.CUresult.CUDA_SUCCESS
     _events_have_run(frees)  # so that they do not gather
-    function[0] = b"cuEventCreate"
+    function[0] = b"cuCtxGetCurrent"
     note[0] = <FreeEvent*>calloc(1, sizeof(FreeEvent))
     if note[0] == NULL:
         return cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    result = cydriver.cuEventCreate(&note[0].event, cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+    result = cydriver.cuCtxGetCurrent(&note[0].context)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuEventCreate"
+        result = cydriver.cuEventCreate(&note[0].event, cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         free(note[0])
         note[0] = NULL
@@ -133,7 +137,7 @@ cdef void finish_note(PendingFrees* frees, FreeEvent* note, cydriver.CUstream st
             _link_event(frees, note)
             return
         frees.unknown = True
-    cydriver.cuEventDestroy(note.event)
+    end_own_event(note.event, note.context)
     free(note)
 
 
@@ -161,7 +165,7 @@ cdef bint _replace_by_event(PendingFrees* frees, StreamHandle* stream) noexcept 
                 if result == cydriver.CUresult.CUDA_SUCCESS:
                     _link_event(frees, note)
                 else:
-                    cydriver.cuEventDestroy(note.event)
+                    end_own_event(note.event, note.context)
                     free(note)
             cydriver.cuThreadExchangeStreamCaptureMode(&mode)
         cydriver.cuCtxPopCurrent(&popped)

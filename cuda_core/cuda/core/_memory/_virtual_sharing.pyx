@@ -55,7 +55,7 @@ cdef cydriver.CUmemAllocationHandleType FABRIC = cydriver.CUmemAllocationHandleT
 
 # The resources of buffers that were unpickled, by where the memory is.
 cdef object _resources = WeakValueDictionary()
-cdef list _leftovers = []   # ranges of imports that failed and could not be undone
+cdef list _leftovers = []   # ranges of imports that failed and could not be undone, references of exports
 
 
 class _Imported:
@@ -76,6 +76,19 @@ class _Imported:
 # --- export -------------------------------------------------------------------------------------------------------
 
 
+cdef int _keep_chunk(AllocationHandle chunk, CUresult refusal) except -1:
+    """Keep a reference to a chunk that could not be given up. The export has what it needs all the same."""
+    cdef VirtualRange range_ = VirtualRange.__new__(VirtualRange)
+    keep_reference(&range_.parts, chunk)
+    range_._count()
+    _leftovers.append(range_)
+    report(
+        "the memory of a buffer that was exported stays allocated when it is closed: "
+        f"{error_for(refusal, b'cuMemRelease')}. The next export or import of virtual memory tries again"
+    )
+    return 0
+
+
 cdef object _export_one(cydriver.CUdeviceptr address):
     """Return a handle of the chunk that is mapped at an address, of the kind that it was made for."""
     cdef cydriver.CUmemAllocationProp properties
@@ -83,6 +96,7 @@ cdef object _export_one(cydriver.CUdeviceptr address):
     cdef AllocationHandle chunk = 0
     cdef const char* function = b"cuMemRetainAllocationHandle"
     cdef CUresult result
+    cdef CUresult released = OK
     cdef int kinds = 0, number = -1
     with nogil:
         result = cydriver.cuMemRetainAllocationHandle(&chunk, <void*>address)
@@ -97,7 +111,9 @@ cdef object _export_one(cydriver.CUdeviceptr address):
                 elif kinds & FABRIC:
                     function = b"cuMemExportToShareableHandle"
                     result = cydriver.cuMemExportToShareableHandle(&fabric, chunk, FABRIC, 0)
-            cydriver.cuMemRelease(chunk)  # refused, the chunk outlives its buffer; there is nothing to try again with
+            released = cydriver.cuMemRelease(chunk)
+    if released != OK:
+        _keep_chunk(chunk, released)
     check(result, function)
     if kinds & FILE:
         return own_descriptor(number, None)
@@ -121,6 +137,7 @@ cdef object export_chunks(VirtualMemoryBase resource, Record record):
     mappings = buffer.range.parts.mappings
     size = buffer.size
     unclaim(buffer)
+    _retry_leftovers()
     enable_sending_descriptors()  # of memory that was made elsewhere, by a resource that shares nothing itself
     try:
         for mapping in mappings:

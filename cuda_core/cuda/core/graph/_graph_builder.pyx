@@ -4,6 +4,7 @@
 import operator
 import os
 
+cimport cython
 from cuda.bindings cimport cydriver
 
 from cuda.core._context cimport device_of_context
@@ -18,7 +19,7 @@ from cuda.core._memory._graph_place cimport (
 from cuda.core._memory._release cimport report
 from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream cimport Stream, bind_stream, create_stream, wrap_stream
-from cuda.core._stream_handle cimport StreamHandle, refuse_captured, release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream, refuse_captured, release_stream, retain_stream
 from cuda.core.graph._callback cimport HostCall, capture_callback, checked_callback
 from cuda.core.graph._capture cimport begin_capture, capture_status, end_capture
 from cuda.core.graph._graph cimport GraphSource, instantiate, keep_refused, try_refused
@@ -79,7 +80,25 @@ cdef class GraphBuilder(GraphSource):
     cdef int _ensure_open(self) except -1:
         if self._closed:
             raise RuntimeError("GraphBuilder has been closed")
+        if self._generation != fork_generation():
+            raise RuntimeError("the GraphBuilder was made before this process was forked, and is lost in it")
         return 0
+
+    cdef StreamHandle* _hold_order(self) except NULL:
+        """Return the handle of the stream, one reference of it the caller's: another thread may close the builder."""
+        cdef StreamHandle* order
+        with cython.critical_section(self):
+            order = retain_stream(self._order)
+        if order == NULL:
+            raise RuntimeError("GraphBuilder has been closed")
+        return order
+
+    cdef void _drop_order(self) noexcept:
+        cdef StreamHandle* order
+        with cython.critical_section(self):
+            order = self._order
+            self._order = NULL
+        drop_stream(order)
 
     cdef Stream carried(self):
         self._ensure_open()
@@ -121,10 +140,15 @@ cdef class GraphBuilder(GraphSource):
         """
         cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         cdef GraphBuilder root = self if self._root is None else self._root
+        cdef StreamHandle* order
         self._ensure_open()
         if root._stage != Stage.BUILDING:
             return False
-        status = capture_status(self._order)
+        order = self._hold_order()
+        try:
+            status = capture_status(order)
+        finally:
+            release_stream(order)
         if status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED:
             raise RuntimeError(
                 "the capture is broken by a call that is not allowed in it, and gives no graph; end_building() or "
@@ -272,11 +296,16 @@ cdef class GraphBuilder(GraphSource):
         >>> builder.end_building().close()
         """
         cdef HostCall call
+        cdef StreamHandle* order
         self._ensure_open()
         call = checked_callback(fn, user_data)
         if not self.is_building:
             raise RuntimeError("Graph builder is not building.")
-        capture_callback(self._order, call)
+        order = self._hold_order()
+        try:
+            capture_callback(order, call)
+        finally:
+            release_stream(order)
 
     # -- several streams -------------------------------------------------------------------------------------------
 
@@ -322,7 +351,7 @@ cdef class GraphBuilder(GraphSource):
         if not self.is_building:
             raise RuntimeError("Graph builder must be building before it can be split.")
         made = []
-        event = self._stream.record()
+        event = self._stream.record()  # not closed: that it cannot be destroyed is no failure of this call
         try:
             for _ in range(number - 1):
                 made.append(self._fork(event))
@@ -335,8 +364,6 @@ cdef class GraphBuilder(GraphSource):
                     continue
                 _joined(fork)
             raise
-        finally:
-            event.close()
         return (self, *made)
 
     cdef GraphBuilder _fork(self, object event):
@@ -355,6 +382,7 @@ cdef class GraphBuilder(GraphSource):
             with nogil:
                 cydriver.cuCtxPopCurrent(&popped)
         fork._owns_stream = True
+        fork._generation = self._generation
         fork._order = retain_stream(fork._stream._handle)
         root._fork_streams.append(wrap_stream(fork._order))  # before it can be in the capture
         continue_on(root._of.graph, fork._order.stream)
@@ -545,9 +573,7 @@ cdef class GraphBuilder(GraphSource):
             self._give_up()
 
     cdef int _give_up(self) except -1:
-        if self._root is not None:
-            self._root._open_forks -= 1
-        elif self._of is not None and self._of.graph.generation == fork_generation():
+        if self._root is None and self._of is not None and self._of.graph.generation == fork_generation():
             if self._stage == Stage.BUILDING:
                 try:
                     self._end()
@@ -555,9 +581,12 @@ cdef class GraphBuilder(GraphSource):
                     if self._stage == Stage.BUILDING:
                         raise
             self._destroy()
-        self._closed = True
+        self._drop_order()
         if self._owns_stream:
             self._stream.close()
+        if self._root is not None:
+            self._root._open_forks -= 1
+        self._closed = True
         return 0
 
     cdef int _destroy(self) except -1:
@@ -589,8 +618,7 @@ cdef class GraphBuilder(GraphSource):
     def __dealloc__(self):
         cdef StreamHandle* order = self._order
         self._order = NULL
-        with nogil:
-            release_stream(order)
+        drop_stream(order)
 
     def __getattr__(self, name):
         if name in _ABSENT:
@@ -633,7 +661,8 @@ cdef int _joined(GraphBuilder fork) except -1:
         stop_on(graph, stream)
     fork._root._open_forks -= 1
     fork._closed = True
-    fork._stream.close()
+    fork._drop_order()
+    fork._stream.close()  # the root holds it until the capture ends
     return 0
 
 
@@ -658,6 +687,7 @@ def _make(Stream stream, bint owns_stream):
     cdef GraphBuilder self = GraphBuilder.__new__(GraphBuilder)
     self._stream = stream
     self._owns_stream = owns_stream
+    self._generation = fork_generation()
     return self
 
 
