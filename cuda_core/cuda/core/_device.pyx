@@ -7,7 +7,7 @@ import threading
 from cuda.bindings cimport cydriver
 
 from cuda.core._context cimport current_context, device_count, device_of_context, primary_context, wrap_context
-from cuda.core._driver cimport check
+from cuda.core._driver cimport check, driver_is_the_parents, ensure_driver
 from cuda.core._event cimport create_event
 from cuda.core._stream cimport create_stream, default_stream
 
@@ -67,7 +67,7 @@ class Device:
     >>> stream = device.create_stream()
     """
 
-    __slots__ = ("__weakref__", "_device_id", "_memory_resource", "_properties")
+    __slots__ = ("__weakref__", "_device_id", "_memory_resource", "_name", "_properties")
 
     def __new__(cls, device_id: Device | int | None = None) -> Device:
         cdef cydriver.CUcontext context
@@ -95,6 +95,7 @@ class Device:
             known = devices[device_id] = super().__new__(cls)
             known._device_id = device_id
             known._memory_resource = None
+            known._name = None
             known._properties = None
         return known
 
@@ -132,10 +133,13 @@ class Device:
         cdef char text[256]
         cdef int ordinal = self._device_id
         cdef cydriver.CUresult result
-        with nogil:
-            result = cydriver.cuDeviceGetName(text, sizeof(text), ordinal)
-        check(result, b"cuDeviceGetName")
-        return (<const char*>text).decode()
+        if self._name is None:
+            ensure_driver()
+            with nogil:
+                result = cydriver.cuDeviceGetName(text, sizeof(text), ordinal)
+            check(result, b"cuDeviceGetName")
+            self._name = (<const char*>text).decode()
+        return self._name
 
     @property
     def uuid(self) -> str:
@@ -143,6 +147,7 @@ class Device:
         cdef cydriver.CUuuid identity
         cdef int ordinal = self._device_id
         cdef cydriver.CUresult result
+        ensure_driver()
         with nogil:
             result = cydriver.cuDeviceGetUuid(&identity, ordinal)
         check(result, b"cuDeviceGetUuid")
@@ -155,6 +160,7 @@ class Device:
         cdef char text[64]
         cdef int ordinal = self._device_id
         cdef cydriver.CUresult result
+        ensure_driver()
         with nogil:
             result = cydriver.cuDeviceGetPCIBusId(text, sizeof(text), ordinal)
         check(result, b"cuDeviceGetPCIBusId")
@@ -199,6 +205,7 @@ class Device:
         cdef cydriver.CUresult result
         if other == ordinal:
             return True
+        ensure_driver()
         with nogil:
             result = cydriver.cuDeviceCanAccessPeer(&able, ordinal, other)
         check(result, b"cuDeviceCanAccessPeer")
@@ -439,6 +446,8 @@ class Device:
         return self._device_id
 
     def __repr__(self) -> str:
+        if self._name is None and driver_is_the_parents():  # a forked process cannot ask, and is to see which it is
+            return f"<Device {self._device_id}>"
         return f"<Device {self._device_id} ({self.name})>"
 
     def __hash__(self) -> int:

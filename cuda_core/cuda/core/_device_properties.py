@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar, overload
 
 from cuda.bindings import driver
+from cuda.core._driver import ensure_usable_driver
 from cuda.core._errors import CUDAError
 
 __all__ = ["DeviceProperties"]
@@ -81,6 +82,7 @@ class DeviceProperties:
         attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name.upper()}", None)
         if attribute is None:
             raise AttributeError(f"the installed cuda-bindings know no device attribute {name!r}")
+        ensure_usable_driver()
         result, value = driver.cuDeviceGetAttribute(attribute, self._ordinal)
         if result == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
             raise AttributeError(f"the driver knows no device attribute {name!r}")

@@ -231,6 +231,11 @@ cdef int ensure_driver() except -1:
     return 0
 
 
+def ensure_usable_driver() -> None:
+    """Do the same for modules that are written in Python."""
+    ensure_driver()
+
+
 cdef bint driver_is_the_parents() noexcept nogil:
     """Whether the driver was started before this process was forked, which is the one that can use it."""
     return _ready and _ready_generation != fork_generation()

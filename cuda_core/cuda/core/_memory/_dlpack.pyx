@@ -15,7 +15,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 from cuda.core._context cimport device_count
-from cuda.core._driver cimport check, is_finalizing
+from cuda.core._driver cimport check, ensure_driver, is_finalizing
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._chains cimport let_go
 from cuda.core._memory._dlpack_abi cimport (
@@ -290,6 +290,7 @@ cdef object export_memory(void* data, tuple place, DLDataType dtype, tuple shape
     cdef object capsule
     try:
         if record is not None and number != NO_SYNC:
+            ensure_driver()
             producer = ordering_record(record).hold_stream()
             if number == NO_STREAM and place[0] != DL_CUDA:
                 wait_for_order(producer)  # the host may look at it as soon as it has the capsule

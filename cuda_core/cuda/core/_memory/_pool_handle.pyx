@@ -453,6 +453,7 @@ cdef int export_pool(cydriver.CUmemoryPool pool) except -1:
     cdef int descriptor = -1
     cdef cydriver.CUresult result
     cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
+    ensure_driver()
     with nogil:
         result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
         if result == cydriver.CUresult.CUDA_SUCCESS:
@@ -470,6 +471,7 @@ cdef int export_pointer(uintptr_t address, cydriver.CUmemPoolPtrExportData* data
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUresult result
     cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
+    ensure_driver()
     with nogil:
         result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
         if result == cydriver.CUresult.CUDA_SUCCESS:
