@@ -198,7 +198,9 @@ class Buffer(Record):
             The stream that orders this release. By default the recorded one.
         wait : bool, optional
             False: where work in flight would have to be waited for, queue the release behind it and return. True: wait.
-            By default True, or what the resource says by an option ``wait_on_close``.
+            By default True, or what the resource says by an option ``wait_on_close``. The queue has a bound: while 1024
+            releases of the process are queued, counted as allocations whatever their size, a call with False waits for
+            one of them to be made. Where all of them are behind a capture it does not.
 
         Returns
         -------
@@ -215,11 +217,15 @@ class Buffer(Record):
             If ``stream`` is not a stream, or closed. Nothing has happened then.
         Exception
             Whatever a Python-defined ``deallocate`` raises; by raising it promises that nothing was freed.
+        KeyboardInterrupt
+            Or whatever the handler of a signal raises, while a full queue is waited for. Nothing has happened then: the
+            buffer stays OWNED.
 
         Notes
         -----
         Virtual memory is returned at once: the call waits, without the GIL, for the ordering stream. A capturing
-        stream is refused before anything happens.
+        stream is refused before anything happens. That wait is one of the driver's, which no signal ends; the wait for
+        room in the queue looks for signals every 10 ms.
 
         Examples
         --------

@@ -12,6 +12,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) except -1, void*)
+    int PyErr_CheckSignals() except -1
     int PyThreadState_SetAsyncExc(unsigned long thread, object kind)
     unsigned long PyThread_get_thread_ident() noexcept nogil
 
@@ -37,6 +38,30 @@ cdef void pass_on(object error) noexcept:
             return
         Py_DECREF(error)
     PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type(error))
+
+
+cdef int raise_what_has_come() except -1:
+    """Run the handlers of signals that have come, and raise what they raise. For waits, which can be long.
+
+    Python runs handlers on the main thread alone, between its instructions: while it waits in C it runs none.
+    """
+    return PyErr_CheckSignals()
+
+
+cdef bint has_come() noexcept:
+    """The same where nothing can be raised now: it is raised again right behind the call in progress.
+
+    True where a wait should end for it.
+    """
+    try:
+        raise_what_has_come()
+    except BaseException as error:
+        Py_INCREF(error)
+        if Py_AddPendingCall(_raise_again, <void*>error) != 0:
+            Py_DECREF(error)
+            PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type(error))
+        return True
+    return False
 
 
 cdef void raise_on_main_thread(object error) noexcept:

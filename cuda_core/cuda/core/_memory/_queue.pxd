@@ -54,6 +54,11 @@ cdef struct Job:
     bint once                  # of a collection: never tried again
     bint told                  # that it could not be returned
     bint tried                 # and was refused
+    # Of the first of those that wait behind one stream, in the reaper's hands:
+    Job* next_group
+    Job* last_in_group
+    long in_group
+    long blocked_in_group      # of these, how many count as blocked
 
 cdef Job* new_job(JobFunction give_back, JobFunction discard, void* data, Record record,
                   StreamHandle* order) except NULL

@@ -3,8 +3,9 @@
 """The queue of releases that wait behind a stream, and the reaper thread that makes them.
 
 The reaper is a thread of C code. It never takes the GIL and runs no Python; what it could not return it reports through
-a pending call of the main thread. It asks the streams of all jobs in turn, so that a long one holds up no other, and
-does nothing to a stream that is being captured.
+a pending call of the main thread. Jobs that wait for the same stream are a group, of which the first is asked. The
+groups are asked in turn, so that a long one holds up no other, and a new job is asked before them: what it costs to
+queue one does not grow with what is waiting. Nothing is done to a stream that is being captured.
 
 A job owns what it holds: from the moment it is queued, no buffer does. What the driver refuses stays with the queue and
 is tried again after a later release that succeeded, and where an allocation is short of memory; of a collection it is
@@ -31,6 +32,8 @@ def queued_releases() -> list[tuple[Any, ...]]:
 
 def drain(timeout: float | None = None) -> bool:
     """Wait until every queued release is made.
+
+    What the handler of a signal raises, such as KeyboardInterrupt, ends the wait. The releases stay queued.
 
     Parameters
     ----------

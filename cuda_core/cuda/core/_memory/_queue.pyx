@@ -2,8 +2,9 @@
 """The queue of releases that wait behind a stream, and the reaper thread that makes them.
 
 The reaper is a thread of C code. It never takes the GIL and runs no Python; what it could not return it reports through
-a pending call of the main thread. It asks the streams of all jobs in turn, so that a long one holds up no other, and
-does nothing to a stream that is being captured.
+a pending call of the main thread. Jobs that wait for the same stream are a group, of which the first is asked. The
+groups are asked in turn, so that a long one holds up no other, and a new job is asked before them: what it costs to
+queue one does not grow with what is waiting. Nothing is done to a stream that is being captured.
 
 A job owns what it holds: from the moment it is queued, no buffer does. What the driver refuses stays with the queue and
 is tried again after a later release that succeeded, and where an allocation is short of memory; of a collection it is
@@ -23,6 +24,7 @@ from libcpp.atomic cimport atomic, memory_order_relaxed
 from cuda.core._context cimport context_is_gone
 from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport Record
+from cuda.core._memory._interrupts cimport has_come, raise_what_has_come
 from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, number_of, place_of
 from cuda.core._pthread cimport (
     pthread_atfork,
@@ -56,6 +58,7 @@ __all__ = ["drain"]
 cdef extern from "<time.h>" nogil:
     int clock_gettime(int, timespec*)
     int CLOCK_REALTIME
+    int CLOCK_MONOTONIC
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void*) noexcept, void*) nogil
@@ -67,6 +70,7 @@ cdef extern from *:
     const char* _type_name "cuda_core_type_name"(object) noexcept
 
 cdef int _LIMIT = 1024  # how many jobs may be queued before an explicit close waits for older ones
+cdef long long _ATTENTION = 10000000  # nanoseconds after which a wait looks whether signals have come
 
 cdef pthread_mutex_t _mutex
 cdef pthread_cond_t _changed
@@ -88,6 +92,7 @@ cdef long _releases_seen = 0    # since the stuck ones were tried last
 cdef long _patience = 1         # how many to let pass before the next try: what is refused for good must not cost much
 cdef Job* _known = NULL         # every release that is waiting or refused, also those in the reaper's hands
 cdef QueueObserver _observer = NULL
+cdef atomic[int] _in_vain       # the last moment that was given to the reaper was not enough
 cdef long _blocked_count = 0    # of the waiting ones, how many were found behind a capture or a failure to ask
 
 
@@ -119,6 +124,7 @@ cdef void _after_fork_in_child() noexcept nogil:
     _lost = NULL
     _ended_jobs = NULL
     _job_count = _blocked_count = _in_driver = 0
+    _in_vain.store(0)
     _stuck_count.store(0)
     _given_up_count.store(0)
 
@@ -136,6 +142,12 @@ cdef void _sleep(long nanoseconds) noexcept nogil:
     until.tv_sec += until.tv_nsec // 1000000000
     until.tv_nsec = until.tv_nsec % 1000000000
     pthread_cond_timedwait(&_changed, &_mutex, &until)
+
+
+cdef long long _now() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <long long>now.tv_sec * 1000000000 + now.tv_nsec
 
 
 # --- the reaper ---------------------------------------------------------------------------------------------------
@@ -303,86 +315,183 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
     return True
 
 
+cdef bint _waits_for_the_same(Job* one, Job* other) noexcept nogil:
+    """Whether two jobs may always be made at the same time: they ask the same stream, and the same context."""
+    return (
+        one.may_be_done == NULL
+        and other.may_be_done == NULL
+        and one.order == other.order
+        and one.context == other.context
+        and one.context_id == other.context_id
+    )
+
+
+# What was asked and must wait, by what it waits for. In the hands of the reaper alone.
+cdef struct Groups:
+    Job* first
+    Job* last
+    long count
+
+
+cdef void _add_group(Groups* groups, Job* first) noexcept nogil:
+    first.next_group = NULL
+    if groups.first == NULL:
+        groups.first = first
+    else:
+        groups.last.next_group = first
+    groups.last = first
+    groups.count += 1
+
+
+cdef void _unlink_group(Groups* groups, Job* before, Job* first) noexcept nogil:
+    """Take a group out. ``before`` is the group before it, NULL for none."""
+    if before == NULL:
+        groups.first = first.next_group
+    else:
+        before.next_group = first.next_group
+    if groups.last == first:
+        groups.last = before
+    groups.count -= 1
+
+
+cdef Job* _take_group_for(Groups* groups, Job* job) noexcept nogil:
+    """Put a job that was not asked yet behind those that wait for the same, and take that group out."""
+    cdef Job* before = NULL
+    cdef Job* first = groups.first
+    job.next = NULL
+    while first != NULL and not _waits_for_the_same(first, job):
+        before, first = first, first.next_group
+    if first == NULL:
+        job.last_in_group = job
+        job.in_group, job.blocked_in_group = 1, 0
+        return job
+    _unlink_group(groups, before, first)
+    first.last_in_group.next = job
+    first.last_in_group = job
+    first.in_group += 1
+    return first
+
+
+cdef void _settle_job(Job* job) noexcept nogil:
+    """Put a job where it belongs that was made or refused. If it stood for a group, another one does from now on."""
+    global _job_count, _blocked_count, _lost, _ended_jobs
+    if not _has_owner(job.order):
+        release_stream(job.order)
+        job.order = NULL
+    pthread_mutex_lock(&_mutex)
+    _job_count -= 1
+    _blocked_count -= job.blocked_in_group
+    _in_vain.store(0)
+    if job.failure.function == NULL:
+        _forget_job(job, CHANGE_RETURNED)
+        if job.order == NULL:
+            free(job)
+        else:
+            job.next = _ended_jobs
+            _ended_jobs = job
+            Py_AddPendingCall(_settle, NULL)
+    elif job.lost:
+        _forget_job(job, CHANGE_JOB_LOST)
+        job.next = _lost
+        _lost = job
+        Py_AddPendingCall(_settle, NULL)
+    else:
+        _add_stuck(job)
+        Py_AddPendingCall(_settle, NULL)
+    pthread_cond_broadcast(&_changed)
+    pthread_mutex_unlock(&_mutex)
+
+
+cdef bint _try_group(Groups* groups, Job* first) noexcept nogil:
+    """Make the releases of a group that was taken out, as long as they can be made. True if there was any.
+
+    What is left of it is put behind the others.
+    """
+    global _blocked_count
+    cdef bint blocked = False, any_ = False
+    cdef Job* heir
+    cdef long counted
+    while first != NULL:
+        if _stopping.load() or not _try_job(first, &blocked):
+            counted = first.in_group if blocked else 0
+            pthread_mutex_lock(&_mutex)
+            _blocked_count += counted - first.blocked_in_group
+            pthread_cond_broadcast(&_changed)
+            pthread_mutex_unlock(&_mutex)
+            first.blocked_in_group = counted
+            _add_group(groups, first)
+            break
+        any_ = True
+        heir = first.next
+        if heir != NULL:
+            heir.last_in_group, heir.in_group, heir.blocked_in_group = first.last_in_group, first.in_group - 1, 0
+        _settle_job(first)
+        first = heir
+    return any_
+
+
+cdef bint _something_is_new() noexcept nogil:
+    cdef bint new
+    pthread_mutex_lock(&_mutex)
+    new = _jobs != NULL or _stopping.load()
+    pthread_mutex_unlock(&_mutex)
+    return new
+
+
+cdef bint _ask_groups(Groups* groups, bint* ended) noexcept nogil:
+    """Ask for each group once, the one first that was asked longest ago. False if there is something new before."""
+    cdef long left = groups.count
+    cdef Job* first
+    while left:
+        left -= 1
+        first = groups.first
+        _unlink_group(groups, NULL, first)
+        if _try_group(groups, first):
+            ended[0] = True
+        # However many there are, whoever waits for a new one does not wait for them.
+        if left and _something_is_new():
+            return False
+    return True
+
+
 cdef void* _reap(void* unused) noexcept nogil:
-    global _lost, _ended_jobs, _ended, _jobs, _last, _job_count, _blocked_count
+    global _ended, _jobs, _last
+    cdef Groups groups
     cdef Job* job
-    cdef Job* waiting
-    cdef Job* after
     cdef Job* following
     cdef long pause = 50000
-    cdef long blocked_now, ended
-    cdef bint blocked = False
+    cdef long long due = 0     # when the groups are asked again
+    cdef bint ended, all_
+    groups.first = groups.last = NULL
+    groups.count = 0
     pthread_mutex_lock(&_mutex)
     while not _stopping.load():
-        if _jobs == NULL:
+        if _jobs == NULL and groups.first == NULL:
             pthread_cond_wait(&_changed, &_mutex)
-            pause = 50000
+            pause, due = 50000, 0
             continue
         # Take the list, so that the streams are asked without the lock; new jobs gather behind.
         job = _jobs
         _jobs = NULL
         _last = NULL
         pthread_mutex_unlock(&_mutex)
-        waiting = NULL
-        after = NULL
-        blocked_now = ended = 0
+        ended, all_ = False, True
         while job != NULL and not _stopping.load():
             following = job.next
-            job.next = NULL
-            if _try_job(job, &blocked):
-                ended += 1
-                if not _has_owner(job.order):
-                    release_stream(job.order)
-                    job.order = NULL
-                pthread_mutex_lock(&_mutex)
-                _job_count -= 1
-                if job.failure.function == NULL:
-                    _forget_job(job, CHANGE_RETURNED)
-                    if job.order == NULL:
-                        free(job)
-                    else:
-                        job.next = _ended_jobs
-                        _ended_jobs = job
-                        Py_AddPendingCall(_settle, NULL)
-                elif job.lost:
-                    _forget_job(job, CHANGE_JOB_LOST)
-                    job.next = _lost
-                    _lost = job
-                    Py_AddPendingCall(_settle, NULL)
-                else:
-                    _add_stuck(job)
-                    Py_AddPendingCall(_settle, NULL)
-                pthread_cond_broadcast(&_changed)
-                pthread_mutex_unlock(&_mutex)
-            else:
-                blocked_now += blocked
-                if waiting == NULL:
-                    waiting = job
-                else:
-                    after.next = job
-                after = job
+            if _try_group(&groups, _take_group_for(&groups, job)):
+                ended = True
             job = following
+        if ended or _now() >= due:
+            all_ = _ask_groups(&groups, &ended)
+            if ended:
+                pause, due = 50000, 0
+            elif all_:
+                due = _now() + pause
+                pause = min(pause * 2, 2000000)
         pthread_mutex_lock(&_mutex)
-        if job != NULL:  # stopped in the middle
-            if waiting == NULL:
-                waiting = job
-            else:
-                after.next = job
-            after = job
-            while after.next != NULL:
-                after = after.next
-        if waiting != NULL:
-            after.next = _jobs
-            if _last == NULL:
-                _last = after
-            _jobs = waiting
-        _blocked_count = blocked_now
-        if ended:
-            pause = 50000
-        elif _jobs != NULL and not _stopping.load():
+        if groups.first != NULL and _jobs == NULL and not ended and all_ and not _stopping.load():
             pthread_cond_broadcast(&_changed)
-            _sleep(pause)
-            pause = min(pause * 2, 2000000)
+            _sleep(min(max(due - _now(), 1000), 2000000))
     _ended = True
     pthread_cond_broadcast(&_changed)
     pthread_mutex_unlock(&_mutex)
@@ -576,41 +685,60 @@ cdef void retry_stuck(bint at_once) noexcept nogil:
     pthread_mutex_unlock(&_mutex)
 
 
+cdef bint _wait_while_more_than(long jobs, long long until) noexcept nogil:
+    """Wait until no more jobs are queued than these, or all of them are blocked; at most until then. True if so."""
+    cdef bint more
+    pthread_mutex_lock(&_mutex)
+    while True:
+        more = _job_count > jobs and _running and _blocked_count < _job_count
+        if not more or _now() >= until:
+            break
+        _sleep(1000000)
+    pthread_mutex_unlock(&_mutex)
+    return not more
+
+
 cdef int wait_for_room() except -1:
-    """Wait, without the GIL, until fewer jobs are queued than the bound."""
-    with nogil:
-        pthread_mutex_lock(&_mutex)
-        while _job_count >= _LIMIT and _running and _blocked_count < _job_count:
-            _sleep(1000000)
-        pthread_mutex_unlock(&_mutex)
-    return 0
+    """Wait, without the GIL, until fewer jobs are queued than the bound.
+
+    What the handlers of signals raise comes out. The caller has not begun anything yet.
+    """
+    cdef bint there_is
+    while True:
+        with nogil:
+            there_is = _wait_while_more_than(_LIMIT - 1, _now() + _ATTENTION)
+        if there_is:
+            return 0
+        raise_what_has_come()
 
 
 cdef void wait_a_moment() noexcept:
-    """Give the reaper a few milliseconds to empty the queue. It is a courtesy and has a bound, whatever runs."""
-    cdef int rounds = 0
+    """Give the reaper a few milliseconds to empty the queue. It is a courtesy and has a bound, whatever runs.
+
+    Where it was in vain, no other is given before something was returned: many buffers that are dropped behind work in
+    flight do not each wait for it.
+    """
+    if _in_vain.load():
+        return
     with nogil:
-        pthread_mutex_lock(&_mutex)
-        while _job_count and _running and _blocked_count < _job_count and rounds < 20:
-            _sleep(1000000)
-            rounds += 1
-        pthread_mutex_unlock(&_mutex)
+        if not _wait_while_more_than(0, _now() + 20000000):
+            _in_vain.store(1)
 
 
 cdef bint drain_for_memory() noexcept nogil:
     """Wait until every queued release is made that can be. True if there was any.
 
     What waits behind a capture is not waited for: its stream may be captured by this very thread. What was refused
-    before is tried once more.
+    before is tried once more. What a handler of a signal raises ends the wait, and is raised behind the allocation.
     """
-    cdef bint any_ = False
+    cdef bint any_ = False, interrupted = False
     if has_stuck():
         retry_stuck(True)
-    pthread_mutex_lock(&_mutex)
-    while _job_count and _running and _blocked_count < _job_count:
+    while not interrupted and not _wait_while_more_than(0, 0):
         any_ = True
-        _sleep(1000000)
-    pthread_mutex_unlock(&_mutex)
+        if not _wait_while_more_than(0, _now() + _ATTENTION):
+            with gil:
+                interrupted = has_come()
     return any_
 
 
@@ -691,6 +819,8 @@ def queued_releases() -> list[tuple[Any, ...]]:
 def drain(timeout: float | None = None) -> bool:
     """Wait until every queued release is made.
 
+    What the handler of a signal raises, such as KeyboardInterrupt, ends the wait. The releases stay queued.
+
     Parameters
     ----------
     timeout : float, optional
@@ -701,16 +831,22 @@ def drain(timeout: float | None = None) -> bool:
     bool
         Whether the queue is empty.
     """
-    cdef long left = -1 if timeout is None else max(0, int(timeout * 1000))
-    cdef bint empty
-    with nogil:
-        pthread_mutex_lock(&_mutex)
-        while _job_count and _running and left != 0:
-            _sleep(1000000)
-            if left > 0:
-                left -= 1
-        empty = _job_count == 0
-        pthread_mutex_unlock(&_mutex)
+    cdef long long until = -1 if timeout is None else _now() + <long long>(min(max(0, timeout), 1e9) * 1e9)
+    cdef long long attention
+    cdef bint empty = False, over = False
+    while not over:
+        with nogil:
+            attention = _now() + _ATTENTION
+            pthread_mutex_lock(&_mutex)
+            while True:
+                empty = _job_count == 0
+                over = empty or not _running or 0 <= until <= _now()
+                if over or _now() >= attention:
+                    break
+                _sleep(1000000)
+            pthread_mutex_unlock(&_mutex)
+        if not over:
+            raise_what_has_come()
     _settle(NULL)
     return empty
 
