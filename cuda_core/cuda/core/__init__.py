@@ -8,35 +8,40 @@ needs no driver; the first call that does raises a clear error where there is no
 import os
 from typing import TYPE_CHECKING
 
-from cuda.core import graph, utils
+from cuda.core import _later, graph, utils
 from cuda.core._context import Context
 from cuda.core._device import Device
 from cuda.core._errors import CUDAError, CUDAWarning, OwnershipError
 from cuda.core._event import Event, EventOptions
 from cuda.core._host import Host
 from cuda.core._memory import (
+    _LATER,
     Allocation,
     ArrayView,
     Buffer,
     CloseResult,
     DeviceMemoryResource,
-    DeviceMemoryResourceOptions,
     GraphMemoryResource,
     LegacyPinnedMemoryResource,
     ManagedBuffer,
     ManagedMemoryResource,
-    ManagedMemoryResourceOptions,
     MemoryResource,
     Ownership,
     PinnedMemoryResource,
-    PinnedMemoryResourceOptions,
     TransferredTo,
     VirtualMemoryResource,
-    VirtualMemoryResourceOptions,
-    memory_report,
 )
 from cuda.core._stream import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Stream, StreamOptions
 from cuda.core._version import __version__
+
+if TYPE_CHECKING:
+    from cuda.core._memory import (
+        DeviceMemoryResourceOptions,
+        ManagedMemoryResourceOptions,
+        PinnedMemoryResourceOptions,
+        VirtualMemoryResourceOptions,
+        memory_report,
+    )
 
 __all__ = [
     "LEGACY_DEFAULT_STREAM",
@@ -114,4 +119,7 @@ if not TYPE_CHECKING:  # a checker would believe that every name is there
             raise AttributeError(
                 f"cuda.core.{name} is not in this build: it has the memory layer of cuda-core 1.2.2 and what that needs"
             )
-        raise AttributeError(f"module 'cuda.core' has no attribute {name!r}")
+        return _later.fetch(__name__, name, _LATER)
+
+    def __dir__() -> list[str]:
+        return _later.names(__name__, _LATER)

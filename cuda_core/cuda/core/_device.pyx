@@ -13,7 +13,6 @@ from cuda.core._stream cimport create_stream, default_stream
 
 from cuda.core import _event, _stream
 from cuda.core._context import Context, forget_primary_context
-from cuda.core._device_properties import DeviceProperties
 from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError
 from cuda.core._memory import _location, _peer_access, _virtual_memory_base
@@ -67,7 +66,7 @@ class Device:
     >>> stream = device.create_stream()
     """
 
-    __slots__ = ("__weakref__", "_device_id", "_memory_resource", "_name", "_properties")
+    __slots__ = ("__weakref__", "_device_id", "_memory_resource", "_properties")
 
     def __new__(cls, device_id: Device | int | None = None) -> Device:
         cdef cydriver.CUcontext context
@@ -95,7 +94,6 @@ class Device:
             known = devices[device_id] = super().__new__(cls)
             known._device_id = device_id
             known._memory_resource = None
-            known._name = None
             known._properties = None
         return known
 
@@ -124,6 +122,8 @@ class Device:
     def properties(self) -> DeviceProperties:
         """DeviceProperties: what the device is and can do."""
         if self._properties is None:
+            from cuda.core._device_properties import DeviceProperties
+
             self._properties = DeviceProperties._init(self._device_id)
         return self._properties
 
@@ -133,13 +133,11 @@ class Device:
         cdef char text[256]
         cdef int ordinal = self._device_id
         cdef cydriver.CUresult result
-        if self._name is None:
-            ensure_driver()
-            with nogil:
-                result = cydriver.cuDeviceGetName(text, sizeof(text), ordinal)
-            check(result, b"cuDeviceGetName")
-            self._name = (<const char*>text).decode()
-        return self._name
+        ensure_driver()
+        with nogil:
+            result = cydriver.cuDeviceGetName(text, sizeof(text), ordinal)
+        check(result, b"cuDeviceGetName")
+        return (<const char*>text).decode()
 
     @property
     def uuid(self) -> str:
@@ -446,7 +444,7 @@ class Device:
         return self._device_id
 
     def __repr__(self) -> str:
-        if self._name is None and driver_is_the_parents():  # a forked process cannot ask, and is to see which it is
+        if driver_is_the_parents():  # a forked process cannot ask for the name, and is to see which it is
             return f"<Device {self._device_id}>"
         return f"<Device {self._device_id} ({self.name})>"
 

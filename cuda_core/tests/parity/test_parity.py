@@ -142,9 +142,12 @@ def classes_by_name():
     """Return the classes of the package by name, public ones first."""
     found = {}
     for name in (*api_surface.MODULES, *api_surface.BESIDES):
-        for thing in vars(importlib.import_module(name)).values():
+        module = importlib.import_module(name)
+        for each in dir(module):  # some come when they are asked for
+            thing = getattr(module, each)
             if inspect.isclass(thing):
                 found.setdefault(thing.__name__, thing)
+    importlib.import_module("cuda.core._device_properties")  # with the first property that is read
     for name, module in sorted(sys.modules.items()):
         if name.startswith("cuda.core."):
             for thing in vars(module).values():

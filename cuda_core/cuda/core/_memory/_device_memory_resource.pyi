@@ -4,14 +4,13 @@
 
 from collections.abc import Iterable
 from cuda.core._device import Device
+from cuda.core._memory import DeviceMemoryResourceOptions
 from cuda.core._memory._ipc import IPCAllocationHandle
 from cuda.core._memory._peer_access import PeerAccessibleBySetProxy
-from cuda.core._memory._pool_options import DeviceMemoryResourceOptions
-from cuda.core._memory._pool_options import DeviceMemoryResourceOptions as DeviceMemoryResourceOptions
 from cuda.core._memory._shared_pool import _SharedPool
 from typing import Any
 
-__all__ = ["DeviceMemoryResource", "DeviceMemoryResourceOptions"]
+__all__ = ["DeviceMemoryResource"]
 
 class DeviceMemoryResource(_SharedPool):
     """Allocates device memory from a pool of the driver, in the order of streams.

@@ -15,9 +15,8 @@ from cuda.core._memory._shared_pool cimport _SharedPool, enable_sending, open_po
 
 from cuda.core._memory._option_checks import accept
 from cuda.core._memory._peer_access import PeerAccessibleBySetProxy, replace_peers
-from cuda.core._memory._pool_options import DeviceMemoryResourceOptions
 
-__all__ = ["DeviceMemoryResource", "DeviceMemoryResourceOptions"]
+__all__ = ["DeviceMemoryResource"]
 
 
 cdef int _keep_unused_memory(cydriver.CUmemoryPool pool) except -1:
@@ -96,7 +95,11 @@ cdef class DeviceMemoryResource(_SharedPool):
     ) -> None:
         cdef cydriver.CUmemLocation location
         cdef cydriver.CUmemPoolProps properties
-        chosen = None if options is None else accept(DeviceMemoryResourceOptions, options, "options")
+        chosen = None
+        if options is not None:
+            from cuda.core._memory._pool_options import DeviceMemoryResourceOptions
+
+            chosen = accept(DeviceMemoryResourceOptions, options, "options")
         cdef int ordinal = device_argument(device_id)
         if chosen is None:
             location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

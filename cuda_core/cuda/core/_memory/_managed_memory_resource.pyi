@@ -2,16 +2,15 @@
 # Made from _managed_memory_resource.pyx by tools/make_stubs.py: change that, and run `make stubs`.
 """``ManagedMemoryResource``: memory that moves between host and devices by itself, from a pool."""
 
+from cuda.core._memory import ManagedMemoryResourceOptions
 from cuda.core._memory._managed_buffer import ManagedBuffer
 from cuda.core._memory._memory_pool import _MemPool
-from cuda.core._memory._pool_options import ManagedMemoryResourceOptions
-from cuda.core._memory._pool_options import ManagedMemoryResourceOptions as ManagedMemoryResourceOptions
 from cuda.core._stream import Stream
 from cuda.core.graph._graph_builder import GraphBuilder
 from cuda.core.typing import ManagedMemoryLocationType
 from typing import Any
 
-__all__ = ["ManagedMemoryResource", "ManagedMemoryResourceOptions"]
+__all__ = ["ManagedMemoryResource"]
 
 class ManagedMemoryResource(_MemPool):
     """Allocates managed memory, which host and devices use by one address, from a pool and in the order of streams.

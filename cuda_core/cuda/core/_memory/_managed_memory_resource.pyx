@@ -11,10 +11,9 @@ from cuda.core._memory._memory_pool cimport _MemPool, return_to_pool
 
 from cuda.core._memory._managed_buffer import ManagedBuffer
 from cuda.core._memory._option_checks import accept
-from cuda.core._memory._pool_options import ManagedMemoryResourceOptions
 from cuda.core.typing import ManagedMemoryLocationType
 
-__all__ = ["ManagedMemoryResource", "ManagedMemoryResourceOptions"]
+__all__ = ["ManagedMemoryResource"]
 
 
 cdef object _resolve(object options):
@@ -78,6 +77,8 @@ cdef class ManagedMemoryResource(_MemPool):
             location.id = 0
             self.take_current_pool(&location, cydriver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED)
         else:
+            from cuda.core._memory._pool_options import ManagedMemoryResourceOptions
+
             preferred = _resolve(accept(ManagedMemoryResourceOptions, options, "options"))
             memset(&properties, 0, sizeof(properties))
             properties.allocType = cydriver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED

@@ -7,8 +7,6 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-import attrs
-
 from cuda.core._error_text import shown
 from cuda.core._memory._arguments import size_argument
 
@@ -56,11 +54,15 @@ def a_flag(name: str) -> Callable[[Any], bool]:
 
 def option(default: Any, converter: Callable[[Any], Any]) -> Any:
     """Return a field of an options class. To a type checker, what may be given is then what the class declares."""
+    import attrs  # not with the package: a program that gives no options needs none of it
+
     return attrs.field(default=default, converter=converter)
 
 
 def accept(cls: type, value: Any, name: str) -> Any:
     """Return options given as an object or as a dict of its fields."""
+    import attrs
+
     if isinstance(value, dict):
         unknown = [key for key in value if key not in attrs.fields_dict(cls)]
         if unknown:

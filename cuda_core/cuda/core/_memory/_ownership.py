@@ -291,6 +291,9 @@ TABLE: tuple[Rule, ...] = (
 del E, V
 
 
+_RULES = {event: tuple(rule for rule in TABLE if rule.event is event) for event in Event}
+
+
 def _fits_loans(wanted: Loans, loans: int) -> bool:
     if wanted is Loans.ANY:
         return True
@@ -327,8 +330,16 @@ def find_rule(
     LookupError
         If no row fits. The table is complete for every situation that can arise, so this means a wrong argument.
     """
-    for rule in TABLE:
-        if rule.event is not event or state not in rule.sources:
+    rule = _rule_for(state, event, claim, loans, failed, held_by_loans, taker)
+    if rule is None:
+        raise LookupError(f"no rule for {event} in {state}, {claim}, {loans} loans")
+    return rule
+
+
+def _rule_for(state, event, claim, loans, failed, held_by_loans, taker):
+    """Return the first row that fits, or None."""
+    for rule in _RULES.get(event, ()):
+        if state not in rule.sources:
             continue
         if rule.claims is not None and claim not in rule.claims:
             continue
@@ -341,7 +352,7 @@ def find_rule(
         if rule.held_by_loans is not None and rule.held_by_loans != held_by_loans:
             continue
         return rule
-    raise LookupError(f"no rule for {event} in {state}, {claim}, {loans} loans")
+    return None
 
 
 # --- the compiled machine -----------------------------------------------------------------------------------------
@@ -370,32 +381,33 @@ def _compile_table():
             LOAN_CHANGE[code * SITUATIONS + situation] = 0
     calls = [(event, None) for event in Event if event is not Event.BEGIN_TRANSFER]
     calls += [(Event.BEGIN_TRANSFER, taker) for taker in TransferredTo]
+    # Numbers are taken from the enumerations once: a property of each of them is asked otherwise, thousands of times.
+    states = [(state, state.value) for state in Ownership]
+    claims = [(claim, claim.value) for claim in Claim]
     for event, taker in calls:
         if event in (Event.ALLOCATE, Event.BORROW):
             continue
         code = event_code(event, taker)
-        for state in Ownership:
-            for claim in Claim:
+        effects = {id(rule): _effect(rule, taker) for rule in _RULES[event]}
+        for state, state_number in states:
+            for claim, claim_number in claims:
                 for failed in (False, True):
                     for loans in (0, 1, 2):
                         for held in (False, True):
-                            _compile_one(code, event, taker, state, claim, failed, loans, held)
+                            rule = _rule_for(state, event, claim, loans, failed, held, taker)
+                            if rule is None:
+                                continue
+                            entry = state_number | claim_number << 2 | failed << 4 | loans << 5 | held << 7
+                            entry += code * SITUATIONS
+                            VERDICTS[entry], KEEP[entry], SET[entry], LOAN_CHANGE[entry] = effects[id(rule)]
 
 
-def _compile_one(code, event, taker, state, claim, failed, loans, held):
-    try:
-        rule = find_rule(
-            state, event, claim=claim, loans=loans, failed=failed, held_by_loans=held, taker=taker
-        )
-    except LookupError:
-        return
-    situation = state.value | claim.value << 2 | failed << 4 | loans << 5 | held << 7
-    entry = code * SITUATIONS + situation
-    VERDICTS[entry] = rule.verdict.value
-    if rule.verdict.value > Verdict.LAST_LOAN.value:
-        return
+def _effect(rule, taker):
+    """Return what a row answers, which bits of the word it keeps and sets, and how it changes the loans."""
     keep: uint64_t = ~cython.cast(uint64_t, 0)
     bits: uint64_t = 0
+    if rule.verdict.value > Verdict.LAST_LOAN.value:
+        return rule.verdict.value, keep, bits, 0
     if rule.to is not None:
         keep &= ~STATE_MASK
         bits |= rule.to.value
@@ -413,9 +425,7 @@ def _compile_one(code, event, taker, state, claim, failed, loans, held):
         bits |= kept_taker.value << 6
     elif rule.event is Event.ABORT_TRANSFER:
         keep &= ~TAKER_MASK
-    KEEP[entry] = keep
-    SET[entry] = bits
-    LOAN_CHANGE[entry] = rule.loan_change
+    return rule.verdict.value, keep, bits, rule.loan_change
 
 
 def _check_codes():

@@ -2,13 +2,12 @@
 # Made from _pinned_memory_resource.pyx by tools/make_stubs.py: change that, and run `make stubs`.
 """``PinnedMemoryResource``: page-locked host memory from a pool, in the order of streams."""
 
+from cuda.core._memory import PinnedMemoryResourceOptions
 from cuda.core._memory._ipc import IPCAllocationHandle
-from cuda.core._memory._pool_options import PinnedMemoryResourceOptions
-from cuda.core._memory._pool_options import PinnedMemoryResourceOptions as PinnedMemoryResourceOptions
 from cuda.core._memory._shared_pool import _SharedPool
 from typing import Any
 
-__all__ = ["PinnedMemoryResource", "PinnedMemoryResourceOptions"]
+__all__ = ["PinnedMemoryResource"]
 
 class PinnedMemoryResource(_SharedPool):
     """Allocates page-locked host memory, which host and devices can use, from a pool and in the order of streams.

@@ -11,9 +11,8 @@ from cuda.core._memory._pool_handle cimport PoolReference
 from cuda.core._memory._shared_pool cimport _SharedPool, enable_sending, open_pool
 
 from cuda.core._memory._option_checks import accept
-from cuda.core._memory._pool_options import PinnedMemoryResourceOptions
 
-__all__ = ["PinnedMemoryResource", "PinnedMemoryResourceOptions"]
+__all__ = ["PinnedMemoryResource"]
 
 
 @cython.no_gc_clear
@@ -62,13 +61,15 @@ cdef class PinnedMemoryResource(_SharedPool):
         cdef cydriver.CUmemLocation location
         cdef cydriver.CUmemPoolProps properties
         cdef int node = -1
-        chosen = None if options is None else accept(PinnedMemoryResourceOptions, options, "options")
-        if chosen is None:
+        if options is None:
             devices = devices_with_host_pools(False)
             location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
             location.id = 0
             self.take_current_pool(&location, cydriver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
         else:
+            from cuda.core._memory._pool_options import PinnedMemoryResourceOptions
+
+            chosen = accept(PinnedMemoryResourceOptions, options, "options")
             if chosen.numa_id is not None:
                 node = chosen.numa_id
             elif chosen.ipc_enabled:

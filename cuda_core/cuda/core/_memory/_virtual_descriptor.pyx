@@ -14,6 +14,7 @@ from cuda.core._memory._ipc cimport IPCAllocationHandle, own_descriptor
 
 from cuda.core._error_text import shown
 from cuda.core._memory._ipc import _receive
+from cuda.core._memory._sending import when_something_can_be_sent
 from cuda.core._sent_payload import check_of, ensure_as_sent
 from cuda.core._start_method import warn_under_fork
 
@@ -222,7 +223,9 @@ cdef int enable_sending_descriptors() except -1:
     Before anything is pickled that may need it: a pickler takes the list of what it knows when it begins, and a buffer
     makes its descriptor in the middle. Not with the package: most programs never share anything.
     """
-    from multiprocessing import reduction
-
-    reduction.register(VirtualBufferDescriptor, _reduce_descriptor)
+    when_something_can_be_sent(_register)
     return 0
+
+
+def _register(reduction):
+    reduction.register(VirtualBufferDescriptor, _reduce_descriptor)

@@ -29,7 +29,6 @@ from cuda.core._memory._virtual_succession cimport (
 from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 from cuda.core._error_text import for_allocation
-from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 from cuda.core.typing import VirtualMemoryGrowthType
 
 
@@ -125,6 +124,8 @@ cdef Buffer grow(VirtualMemoryBase resource, object buf, object new_size, object
     options = resource._options()
     wanted = size_argument(new_size, "new_size")  # which may run code that closes the buffer, so this comes first
     if config is not None:
+        from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
+
         options = VirtualMemoryResourceOptions._accept(config, "config")
         if options.location_type != resource.config.location_type:
             raise ValueError(

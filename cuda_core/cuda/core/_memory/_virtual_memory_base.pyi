@@ -3,8 +3,8 @@
 """What a virtual memory resource is before it allocates: its options, and how it returns what its ranges hold."""
 
 from cuda.core._device import Device
+from cuda.core._memory import VirtualMemoryResourceOptions
 from cuda.core._memory._indexed_resource import IndexedResource
-from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 from typing import Any
 
 class VirtualMemoryBase(IndexedResource):

@@ -22,7 +22,6 @@ from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport StreamHandle
 
 from cuda.core._errors import CUDAError
-from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 from cuda.core.typing import VirtualMemoryHandleType, VirtualMemoryLocationType
 
 # Set by the device module when it is imported; modules below it cannot import it.
@@ -82,6 +81,8 @@ cdef class VirtualMemoryBase(IndexedResource):
     ) -> None:
         if self._revision >= 0:
             raise RuntimeError(f"this {type(self).__name__} was made already, and buffers may depend on what it is")
+        from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
+
         options = VirtualMemoryResourceOptions._accept(config, "config")
         cdef int ordinal = device_argument(device_id)
         cdef tuple facts = facts_of(ordinal)

@@ -5,16 +5,15 @@
 from collections.abc import Iterable
 from cuda.core._device import Device
 from cuda.core._host import Host
+from cuda.core._memory import VirtualMemoryResourceOptions
 from cuda.core._memory._buffer import Buffer
 from cuda.core._memory._virtual_memory_base import VirtualMemoryBase
-from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
-from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions as VirtualMemoryResourceOptions
 from cuda.core._stream import Stream
 from cuda.core.graph._graph_builder import GraphBuilder
 from cuda.core.typing import VirtualMemoryAccessType
 from typing import Any
 
-__all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
+__all__ = ["VirtualMemoryResource"]
 
 class VirtualMemoryResource(VirtualMemoryBase):
     """Allocates virtual memory: physical chunks mapped into reserved address space. Its buffers can grow.

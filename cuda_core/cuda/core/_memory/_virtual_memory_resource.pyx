@@ -22,9 +22,8 @@ from cuda.core._stream_handle cimport StreamHandle
 
 from cuda.core._error_text import for_allocation
 from cuda.core._memory import _virtual_sharing
-from cuda.core._memory._virtual_memory_options import VirtualMemoryResourceOptions
 
-__all__ = ["VirtualMemoryResource", "VirtualMemoryResourceOptions"]
+__all__ = ["VirtualMemoryResource"]
 
 
 # No gc_clear: a buffer that is collected together with its resource still needs the resource's tables.

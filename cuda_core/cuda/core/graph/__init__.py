@@ -3,9 +3,12 @@
 
 from typing import TYPE_CHECKING
 
+from cuda.core import _later
 from cuda.core.graph._graph import Graph
 from cuda.core.graph._graph_builder import GraphBuilder
-from cuda.core.graph._graph_options import GraphCompleteOptions, GraphDebugPrintOptions
+
+if TYPE_CHECKING:
+    from cuda.core.graph._graph_options import GraphCompleteOptions, GraphDebugPrintOptions
 
 __all__ = ["Graph", "GraphBuilder", "GraphCompleteOptions", "GraphDebugPrintOptions"]
 
@@ -41,6 +44,12 @@ _ABSENT = frozenset(
     }
 )
 
+# Imported when first asked for.
+_LATER = {
+    "GraphCompleteOptions": "cuda.core.graph._graph_options",
+    "GraphDebugPrintOptions": "cuda.core.graph._graph_options",
+}
+
 if not TYPE_CHECKING:  # a checker would believe that every name is there
 
     def __getattr__(name: str) -> object:
@@ -48,4 +57,7 @@ if not TYPE_CHECKING:  # a checker would believe that every name is there
             raise AttributeError(
                 f"cuda.core.graph.{name} is not in this build: its graphs are made by capture only"
             )
-        raise AttributeError(f"module 'cuda.core.graph' has no attribute {name!r}")
+        return _later.fetch(__name__, name, _LATER)
+
+    def __dir__() -> list[str]:
+        return _later.names(__name__, _LATER)

@@ -27,7 +27,6 @@ from cuda.core.graph._graph cimport GraphSource, instantiate, keep_refused, try_
 from cuda.core import _stream
 from cuda.core._error_text import shown
 from cuda.core._memory._option_checks import accept
-from cuda.core.graph._graph_options import GraphCompleteOptions, GraphDebugPrintOptions
 
 __all__ = ["GraphBuilder"]
 
@@ -478,7 +477,11 @@ cdef class GraphBuilder(GraphSource):
         cdef unsigned long long flags = 0
         cdef StreamHandle* upload = NULL
         self.ensure_captured()
-        chosen = GraphCompleteOptions() if options is None else accept(GraphCompleteOptions, options, "options")
+        if options is None:
+            return instantiate(self, 0, NULL)
+        from cuda.core.graph._graph_options import GraphCompleteOptions
+
+        chosen = accept(GraphCompleteOptions, options, "options")
         if chosen.device_launch and chosen.auto_free_on_launch:
             raise ValueError("device_launch and auto_free_on_launch exclude each other, and both are True")
         if chosen.auto_free_on_launch:
@@ -532,6 +535,8 @@ cdef class GraphBuilder(GraphSource):
             raise ValueError(f"path must not contain a null, got {shown(path)}")
         self.ensure_captured()
         if options is not None:
+            from cuda.core.graph._graph_options import GraphDebugPrintOptions
+
             flags = accept(GraphDebugPrintOptions, options, "options")._to_flags()
         graph = self._of.graph
         with nogil:
