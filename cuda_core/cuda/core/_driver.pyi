@@ -6,4 +6,4 @@ Modules above call ``cuda.bindings.cydriver`` themselves, without the GIL, and h
 """
 
 def ensure_usable_driver() -> None:
-    """Do the same for modules that are written in Python."""
+    """Load and initialise the driver if that is to be done, for modules that are written in Python."""

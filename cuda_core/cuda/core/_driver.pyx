@@ -232,7 +232,7 @@ cdef int ensure_driver() except -1:
 
 
 def ensure_usable_driver() -> None:
-    """Do the same for modules that are written in Python."""
+    """Load and initialise the driver if that is to be done, for modules that are written in Python."""
     ensure_driver()
 
 

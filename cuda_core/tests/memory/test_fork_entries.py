@@ -273,7 +273,6 @@ def test_every_object_is_in_a_group(seen):
 @pytest.mark.parametrize(
     ("label", "name"),
     [
-        ("Device", "name"),
         ("Device", "__repr__"),
         ("DeviceProperties", "warp_size"),
     ],
