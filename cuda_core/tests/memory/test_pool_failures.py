@@ -97,6 +97,7 @@ def had_effect(call, n, total):
 
 def what_is_left(driver_watch, streams):
     """What is live, but for the streams and events that a pool keeps until it ends: `nothing_left` sees those go."""
+    Device().create_event().close()  # with it those go that were refused
     driver, package = driver_watch.live(), dict(_counters.live())
     if streams.case == "several":
         driver.pop("stream", None)
@@ -127,7 +128,7 @@ def test_every_call_of_making_a_resource_fails(driver_watch, threshold, make, st
     resource.close()
     del resource
     for call, n in calls:
-        if call in UNDOING:
+        if call == "cuCtxPopCurrent":
             continue
         threshold.set(0)
         live = driver_watch.live(), _counters.live()
@@ -262,7 +263,7 @@ def test_every_call_of_a_collection_fails_once(device, driver_watch, source, cas
     del buffer
     kept = []
     for call, n in calls:
-        if call in UNDOING or (call == EXCHANGE and n > 1):
+        if call == "cuCtxPopCurrent" or (call == EXCHANGE and n > 1):
             continue
         buffer = streams.allocate(source.resource)
         address = buffer.handle

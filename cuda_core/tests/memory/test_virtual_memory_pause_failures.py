@@ -87,7 +87,7 @@ class Prepared:
 def calls_to_fail(driver_watch, function):
     """Return the calls of a function, but for the end of the stream that it has copied on.
 
-    A stream that the driver will not destroy is nobody's to try again, here as everywhere: it would be left.
+    A stream that the driver will not destroy is told of by itself, and goes with another one: test_refused_ends.py.
     """
     _, calls = calls_in_order(driver_watch, function)
     left_out = {"cuStreamDestroy"}
