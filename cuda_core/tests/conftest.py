@@ -243,9 +243,6 @@ def devices():
         # The first set on a GPU loads a module into device memory, which must not look like a leak of some test.
         warm_up()
     make_raw_pools()
-    # Each test collects twice. What was imported so far need not be looked at every time.
-    gc.collect()
-    gc.freeze()
     return found
 
 
@@ -339,6 +336,24 @@ def _forget_the_last_failure():
         sys.__dict__.pop(name, None)
 
 
+_THAWED_EVERY = 200  # tests
+_collections = 0
+
+
+def _collect():
+    """Collect what the test has left, and keep what survives out of later collections.
+
+    Two collections of everything for each test were a third of the time of all tests. What survives and becomes a cycle
+    of garbage later is found now and then; no buffer is among it, since a test that leaves one fails.
+    """
+    global _collections
+    _collections += 1
+    if _collections % _THAWED_EVERY == 0:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 def _live_now(watch):
     from cuda.core._memory import _counters
 
@@ -355,7 +370,7 @@ def nothing_left(request, devices, driver_watch):
     _forget_the_last_failure()
     drop_contexts()  # what an earlier test has left below would be found by one that wants none
     devices[0].set_current()
-    gc.collect()
+    _collect()
     drain(20)
     trim_pools(raw_pools.values())
     if driver_watch.sim:
@@ -367,7 +382,7 @@ def nothing_left(request, devices, driver_watch):
         return  # its buffers live on in the traceback, and say nothing new
     devices[0].set_current()
     request.node.funcargs.clear()  # pytest keeps what the fixtures made until the test is taken down
-    gc.collect()
+    _collect()
     drain(20)  # what a collection frees may be on its way
     refused = driver_watch.refused()
     left = _live_now(driver_watch)

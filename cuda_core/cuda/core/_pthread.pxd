@@ -13,6 +13,8 @@ cdef extern from "<pthread.h>" nogil:
         pass
     ctypedef struct pthread_cond_t:
         pass
+    ctypedef struct pthread_rwlock_t:
+        pass
     int pthread_create(pthread_t*, void*, void* (*)(void*) noexcept nogil, void*)
     int pthread_join(pthread_t, void**)
     int pthread_mutex_init(pthread_mutex_t*, void*)
@@ -23,5 +25,8 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
     int pthread_cond_timedwait(pthread_cond_t*, pthread_mutex_t*, const timespec*)
     int pthread_cond_broadcast(pthread_cond_t*)
+    int pthread_rwlock_rdlock(pthread_rwlock_t*)
+    int pthread_rwlock_wrlock(pthread_rwlock_t*)
+    int pthread_rwlock_unlock(pthread_rwlock_t*)
     ctypedef void (*ForkHandler)() noexcept nogil
     int pthread_atfork(ForkHandler prepare, ForkHandler parent, ForkHandler child)

@@ -9,6 +9,13 @@ cimport cython
 from cpython.ref cimport Py_INCREF, PyObject
 from cuda.bindings cimport cydriver
 
+from cuda.core._capture_lock cimport (
+    captures_go_on,
+    enter_capture,
+    hold_captures_off,
+    leave_capture,
+    let_captures_begin,
+)
 from cuda.core._context cimport ask_for_id, current_context, device_of_context, wrap_context
 from cuda.core._driver cimport check, ensure_driver, is_hopeless
 from cuda.core._event cimport Event, create_event
@@ -347,10 +354,12 @@ cdef class Stream:
             ensure_driver()
             handle = self._hold()
             with nogil:
+                hold_captures_off()
                 result = stream_is_capturing(handle, &capturing, &function)
                 if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
                     function = b"cuStreamGetFlags"
                     result = cydriver.cuStreamGetFlags(handle.stream, &flags)
+                let_captures_begin()
                 release_stream(handle)
             check(result, function)
             if capturing:
@@ -503,34 +512,35 @@ cdef class Stream:
         cdef cydriver.CUevent handle
         cdef StreamHandle* order
         cdef cydriver.CUcontext popped = NULL
-        cdef bint pushed = False
+        cdef bint pushed = False, joins
         cdef Event mark
         self._ensure_open()
         if isinstance(event_or_stream, Event):
             mark = event_or_stream
-            own = False
         else:
             if not isinstance(event_or_stream, Stream) and not hasattr(event_or_stream, "__cuda_stream__"):
                 raise ValueError(
                     "only an Event, a Stream or an object with __cuda_stream__ can be waited for, got "
                     f"{type(event_or_stream).__name__}: {shown(event_or_stream)}"
                 )
-            mark = Stream_accept(event_or_stream, True).record()
-            own = True
+            mark = Stream_accept(event_or_stream, True).record()  # dropped: a refusal to destroy it is not the wait's
         handle = mark.hold()
         try:
             order = self._hold()
             with nogil:
                 result = _enter_own(order, &pushed)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
+                    joins = captures_go_on()  # the event may be of a capture, and take this stream into it
+                    if joins:
+                        enter_capture()
                     result = cydriver.cuStreamWaitEvent(order.stream, handle, 0)
+                    if joins:
+                        leave_capture(False)
                 if pushed:
                     cydriver.cuCtxPopCurrent(&popped)
                 release_stream(order)
         finally:
             mark.let_go()
-        if own:
-            mark.close()
         check(result, b"cuStreamWaitEvent")
 
     cdef cydriver.CUcontext _context_handle(self) except NULL:

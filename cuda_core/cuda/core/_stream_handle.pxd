@@ -66,9 +66,13 @@ cdef void leave_stream(bint pushed) noexcept nogil
 cdef cydriver.CUstream stream_as_seen_here(StreamHandle* handle) noexcept nogil
 cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil
 cdef bint is_captured(StreamHandle* handle) except -1
+cdef object captured_error(str refusal)
 cdef int refuse_captured(StreamHandle* handle, str refusal) except -1
 cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil
 cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil
+cdef cydriver.CUresult query_uncaptured(StreamHandle* handle, bint* idle, bint* capturing,
+                                        const char** function) noexcept nogil
+cdef bint is_of_capture(cydriver.CUresult result) noexcept nogil
 cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil
 cdef StreamHandle* add_stream(StreamHandle* handle, StreamHandle* added) except NULL
 cpdef long live_stream_handles() noexcept

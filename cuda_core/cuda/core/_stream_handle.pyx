@@ -12,6 +12,7 @@ from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport ask_for_context, context_is_gone, current_context
 from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
 from cuda.core._undestroyed cimport A_STREAM, keep_undestroyed, try_undestroyed, undestroyed
@@ -226,6 +227,16 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
     return result
 
 
+cdef bint is_of_capture(cydriver.CUresult result) noexcept nogil:
+    """Whether an answer says that a stream is being captured, or that one is which it would wait for."""
+    return result in (
+        cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+        cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+        cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+    )
+
+
 cdef bint is_captured(StreamHandle* handle) except -1:
     """Whether work on the stream is being captured, for callers that raise what the driver answers."""
     cdef bint capturing = False
@@ -243,10 +254,14 @@ cdef int refuse_captured(StreamHandle* handle, str refusal) except -1:
     The driver itself would break the capture, which belongs to somebody else.
     """
     if is_captured(handle):
-        error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"cuStreamIsCapturing")
-        error.args = (f"{error.args[0]}: {refusal}",)
-        raise error
+        raise captured_error(refusal)
     return 0
+
+
+cdef object captured_error(str refusal):
+    error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, b"cuStreamIsCapturing")
+    error.args = (f"{error.args[0]}: {refusal}",)
+    return error
 
 
 cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil:
@@ -281,9 +296,8 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
 
 cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil:
     """Ask, without waiting, whether everything in the stream has run. A capturing stream is not idle."""
-    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    cdef bint pushed = False, capturing = False
     cdef cydriver.CUresult result
+    cdef bint capturing
     cdef int member
     idle[0] = False
     if handle.kind == STREAM_SET:
@@ -292,13 +306,25 @@ cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const ch
             if result != cydriver.CUresult.CUDA_SUCCESS or not idle[0]:
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
-    result = _ask_for_its_context(handle, function)
+    hold_captures_off()
+    result = query_uncaptured(handle, idle, &capturing, function)
+    let_captures_begin()
+    return result
+
+
+cdef cydriver.CUresult query_uncaptured(StreamHandle* handle, bint* idle, bint* capturing,
+                                        const char** function) noexcept nogil:
+    """Ask one stream for its work, unless it is being captured. With captures held off."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef bint pushed = False
+    cdef cydriver.CUresult result = _ask_for_its_context(handle, function)
+    idle[0] = capturing[0] = False
     if result != cydriver.CUresult.CUDA_SUCCESS:
         idle[0] = stream_is_gone(handle, result)
         return cydriver.CUresult.CUDA_SUCCESS if idle[0] else result
     # Asking a capturing stream for its work would invalidate the capture.
-    result = stream_is_capturing(handle, &capturing, function)
-    if result != cydriver.CUresult.CUDA_SUCCESS or capturing:
+    result = stream_is_capturing(handle, capturing, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
         return result
     result = enter_stream(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
@@ -310,6 +336,9 @@ cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const ch
         result = cydriver.cuStreamQuery(stream_as_seen_here(handle))
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     leave_stream(pushed)
+    if is_of_capture(result):  # begun meanwhile, elsewhere
+        capturing[0] = True
+        return cydriver.CUresult.CUDA_SUCCESS
     if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
         return cydriver.CUresult.CUDA_SUCCESS
     if stream_is_gone(handle, result):

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One stream behind another, in whatever context each of them is."""
+"""One stream, or a thread, behind another stream, in whatever context each of them is."""
 
 from cuda.bindings cimport cydriver
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport ask_for_context, ask_for_id
 from cuda.core._stream_handle cimport (
     STREAM_LEGACY,
     STREAM_PER_THREAD,
+    STREAM_SET,
     StreamHandle,
+    is_of_capture,
+    leave_stream,
+    query_uncaptured,
     stream_as_seen_here,
+    stream_is_capturing,
     stream_is_gone,
+    wait_for_stream,
 )
 from cuda.core._undestroyed cimport end_own_event
 
@@ -91,4 +98,73 @@ cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext c
             cydriver.cuCtxPopCurrent(&popped)
     if event != NULL:
         end_own_event(event, first)  # the driver keeps it until the wait is over
+    return result
+
+
+cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil:
+    """Wait, without the GIL, for what is in a stream, and in a set each; not for one that is being captured.
+
+    A capture that begins during the wait is not disturbed: it is an event that is waited for. ``capturing`` tells that
+    one of the streams is being captured; nothing was done to it then. On failure ``function`` names the call.
+    """
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUevent event = NULL
+    cdef cydriver.CUresult result
+    cdef bint idle
+    cdef int member
+    capturing[0] = False
+    if handle.kind == STREAM_SET:
+        for member in range(handle.member_count):
+            result = wait_in_order(handle.members[member], capturing, function)
+            if capturing[0] or (
+                result != cydriver.CUresult.CUDA_SUCCESS and not stream_is_gone(handle.members[member], result)
+            ):
+                return result
+        return cydriver.CUresult.CUDA_SUCCESS
+    hold_captures_off()
+    result = query_uncaptured(handle, &idle, capturing, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS and not idle and not capturing[0]:
+        result = _mark(handle, &event, function)
+    let_captures_begin()
+    if is_of_capture(result):  # begun meanwhile, elsewhere
+        return stream_is_capturing(handle, capturing, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS or idle or capturing[0]:
+        return result
+    if event == NULL:  # no memory for one: what is waited for may be what gives memory back
+        return wait_for_stream(handle, function)
+    # A wait counts among the calls that other captures forbid this thread.
+    function[0] = b"cuThreadExchangeStreamCaptureMode"
+    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuEventSynchronize"
+        result = cydriver.cuEventSynchronize(event)
+        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    end_own_event(event, handle.context)
+    return result
+
+
+cdef cydriver.CUresult _mark(StreamHandle* handle, cydriver.CUevent* event, const char** function) noexcept nogil:
+    """Put an event behind what is in a stream now. NULL, without a failure, where none can be made."""
+    cdef unsigned int flags = 0
+    cdef bint pushed = False
+    cdef cydriver.CUresult result = enter_context_of_stream(handle, &pushed, function)
+    event[0] = NULL
+    if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    # A thread waits for an event as the context says only if the event says so too.
+    if cydriver.cuCtxGetFlags(&flags) != cydriver.CUresult.CUDA_SUCCESS:
+        flags = 0
+    if flags & cydriver.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC:
+        flags = cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING | cydriver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
+    else:
+        flags = cydriver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+    if cydriver.cuEventCreate(event, flags) != cydriver.CUresult.CUDA_SUCCESS:
+        event[0] = NULL
+    else:
+        function[0] = b"cuEventRecord"
+        result = cydriver.cuEventRecord(event[0], stream_as_seen_here(handle))
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            end_own_event(event[0], handle.context)
+            event[0] = NULL
+    leave_stream(pushed)
     return result

@@ -24,7 +24,7 @@ FUNCTIONS = (
     "cuMemSetAccess",
     "cuMemRetainAllocationHandle",
     "cuStreamIsCapturing",
-    "cuStreamSynchronize",
+    "cuStreamQuery",
     "cuCtxGetCurrent",
     "cuCtxPushCurrent",
     "cuThreadExchangeStreamCaptureMode",

@@ -16,6 +16,7 @@ from cuda.core import (
     Stream,
 )
 from cuda.core._memory._queue import drain
+from held_work import Gate
 from python_resources import Plain
 from support import GRANULE, address_free, blocked, check, fill, holds, place, race, read
 
@@ -214,10 +215,14 @@ def test_a_close_that_fails_leaves_the_recorded_stream(device):
 def test_a_wait_that_fails_leaves_the_buffer_whole(resource, stream, driver_watch):
     buffer = resource.allocate(GRANULE, stream=stream)
     fill(buffer.handle, GRANULE, seed=5)
-    with driver_watch.fail("cuStreamSynchronize"):
-        with pytest.raises(CUDAError, match="cuStreamSynchronize"):
+    for call in ("cuStreamIsCapturing", "cuStreamQuery"):
+        with driver_watch.fail(call), pytest.raises(CUDAError, match=call):
             buffer.close()
-    assert buffer.ownership is Ownership.OWNED
+    with Gate(stream):
+        for call in ("cuEventRecord", "cuEventSynchronize"):
+            with driver_watch.fail(call), pytest.raises(CUDAError, match=call):
+                buffer.close()
+            assert buffer.ownership is Ownership.OWNED
     assert holds(buffer.handle, GRANULE, seed=5)
     assert buffer.close() is CloseResult.DONE
 

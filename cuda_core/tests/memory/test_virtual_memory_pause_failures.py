@@ -61,7 +61,8 @@ class Prepared:
     def write(self):
         for seed, buffer in enumerate(self.buffers):
             for granule in (0, 2, 3):
-                check(driver.cuMemsetD8(buffer.handle + granule * GRANULE, 16 * seed + granule + 1, GRANULE))
+                for begin in (granule * GRANULE, (granule + 1) * GRANULE - EDGE):
+                    check(driver.cuMemsetD8(buffer.handle + begin, 16 * seed + granule + 1, EDGE))
 
     def assert_whole(self, bytes_too=True):
         for seed, buffer in enumerate(self.buffers):
@@ -316,7 +317,7 @@ def test_a_device_without_room_refuses_a_resume_until_there_is(device, driver_wa
 
 def test_the_wait_of_a_pause_fails(device, driver_watch):
     prepared = Prepared(device, 2)
-    with driver_watch.fail("cuStreamSynchronize"), pytest.raises(CUDAError, match="cuStreamSynchronize"):
+    with driver_watch.fail("cuStreamQuery"), pytest.raises(CUDAError, match="cuStreamQuery"):
         prepared.pause(False)
     prepared.assert_whole()
     prepared.close()

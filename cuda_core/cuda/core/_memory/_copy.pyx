@@ -10,7 +10,7 @@ from libc.stdint cimport uintptr_t
 
 from cuda.core._driver cimport check, ensure_driver, optional_function
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._graph_loans cimport GraphLoan, lend_to_graph, take_back
+from cuda.core._memory._graph_loans cimport GraphLoan, lend_late, lend_to_graph, take_back
 from cuda.core._memory._location cimport location_argument
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
@@ -100,6 +100,8 @@ cdef int plain_copy(Record dst, Record src, StreamHandle* order) except -1:
     if captured and result != cydriver.CUresult.CUDA_SUCCESS:
         take_back(&loan)
     check(result, b"cuMemcpyAsync")
+    if not captured:
+        lend_late(order, src, dst, &loan)
     return 0
 
 

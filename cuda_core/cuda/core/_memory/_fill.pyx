@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 from cuda.core._driver cimport check, ensure_driver
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._graph_loans cimport GraphLoan, lend_to_graph, take_back
+from cuda.core._memory._graph_loans cimport GraphLoan, lend_late, lend_to_graph, take_back
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
 from cuda.core._stream_handle cimport StreamHandle, release_stream
@@ -93,6 +93,8 @@ cdef int fill(Record record, object value, Stream stream) except -1:
             if captured and result != cydriver.CUresult.CUDA_SUCCESS:
                 take_back(&loan)
             check(result, function)
+            if not captured:
+                lend_late(order, record, None, &loan)
         finally:
             end_loan(record)
     finally:

@@ -8,9 +8,12 @@ from cuda.core._stream_handle cimport StreamHandle
 cdef struct GraphLoan:
     cydriver.CUgraph graph
     cydriver.CUuserObject object
+    long begun  # captures when the stream was asked
 
 # Lends one record, or two, to the graph that is being captured on a stream. False, and nothing lent, where none is.
 cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1
+# Lends to a graph whose capture has begun since the stream was asked, and may have what was put there uncaptured.
+cdef int lend_late(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1
 # Takes back what lend_to_graph has lent, after the operation itself was refused.
 cdef int take_back(GraphLoan* loan) except -1
 # The same for an object that an operation needs, on a stream that must be being captured.

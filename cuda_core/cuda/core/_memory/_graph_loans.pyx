@@ -16,6 +16,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
+from cuda.core._capture_lock cimport captures_begun
 from cuda.core._driver cimport check, error_for
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._graph_place cimport GraphPlace, note_lent
@@ -270,6 +271,7 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
     cdef cydriver.cuuint64_t capture = 0
     cdef bint own_one, own_other
     loan.object = NULL
+    loan.begun = captures_begun()
     with nogil:
         result = cydriver.cuStreamIsCapturing(order.stream, &status)
     # The legacy stream refuses to be asked while a stream is captured that it would wait for. So would the operation;
@@ -300,3 +302,20 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
         raise
     _give(lent, loan)
     return True
+
+
+cdef int lend_late(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1:
+    """Lend what an operation uses that was put into a stream as an uncaptured one, if a capture has begun meanwhile.
+
+    Whether the operation came before the begin or is in the graph is not known, so the graph keeps the memory in both
+    cases. It is called before the caller's own loans end.
+
+    Raises
+    ------
+    CUDAError
+        If the driver refuses.
+    """
+    while captures_begun() != loan.begun:
+        if lend_to_graph(order, one, other, loan):
+            break
+    return 0

@@ -152,7 +152,7 @@ cdef int _free_place(Record record, GraphPlace place, StreamHandle* order, int w
         raise error
     if automatic and may_be_queued(order, result, function, waiting == LAST_LOAN or where == Where.INSIDE):
         return _queue_free(record, place, order, waiting == NEVER_WAIT)
-    ensure_freed(result, order, function)
+    ensure_freed(result, function)
     return CLOSE_DONE
 
 

@@ -8,6 +8,7 @@ streams has to be seen by whatever the consumer does later in its own.
 cimport cython
 from cuda.bindings cimport cydriver
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport current_context, device_of_context, primary_context
 from cuda.core._driver cimport check, ensure_driver, error_for
 from cuda.core._memory._allocation cimport Record
@@ -104,12 +105,14 @@ cdef StreamHandle* lasting_stream(StreamHandle* consumer) except NULL:
     if consumer.kind != STREAM_FOREIGN:
         return retain_stream(consumer)
     with nogil:
+        hold_captures_off()
         result = stream_is_capturing(consumer, &capturing, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
             function = b"cuStreamGetFlags"
             result = cydriver.cuStreamGetFlags(consumer.stream, &flags)
-            if result == cydriver.CUresult.CUDA_SUCCESS:
-                result = context_of_stream(consumer, &context, &function)
+        let_captures_begin()
+        if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
+            result = context_of_stream(consumer, &context, &function)
     check(result, function)
     if capturing or flags & cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING:
         return retain_stream(consumer)
@@ -152,19 +155,36 @@ cdef bint _is_one_capture(StreamHandle* one, StreamHandle* other) except -1:
     return ids[0] == ids[1]
 
 
-cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) except -1:
-    cdef bint producer_captures = False, consumer_captures = False, idle = False, gone = False
+cdef cydriver.CUresult _wait_behind(StreamHandle* consumer, StreamHandle* producer, bint* gone,
+                                    const char** function) noexcept nogil:
     cdef cydriver.CUcontext context = NULL
+    cdef cydriver.CUresult result = context_of_stream(consumer, &context, function)
+    gone[0] = False
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = wait_behind(consumer.stream, context, producer, gone, function)
+    return result
+
+
+cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) except -1:
+    cdef bint producer_captures = False, consumer_captures = False, idle = False, gone = False, none
     cdef const char* function = NULL
     cdef cydriver.CUresult result
     if producer.stream == consumer.stream and (producer.kind == STREAM_FOREIGN or producer.context == consumer.context):
         if producer.kind != STREAM_PER_THREAD or producer.thread == consumer.thread:
             return 0
     with nogil:
+        hold_captures_off()
         result = stream_is_capturing(producer, &producer_captures, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             result = stream_is_capturing(consumer, &consumer_captures, &function)
-    check(result, function)
+        none = result == cydriver.CUresult.CUDA_SUCCESS and not producer_captures and not consumer_captures
+        if none:
+            result = _wait_behind(consumer, producer, &gone, &function)
+        let_captures_begin()
+    if not gone:
+        check(result, function)
+    if none:
+        return 0
     if producer_captures or consumer_captures:
         if not producer_captures:
             with nogil:
@@ -181,9 +201,7 @@ cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) excep
             )
             raise error
     with nogil:
-        result = context_of_stream(consumer, &context, &function)
-        if result == cydriver.CUresult.CUDA_SUCCESS:
-            result = wait_behind(consumer.stream, context, producer, &gone, &function)
+        result = _wait_behind(consumer, producer, &gone, &function)
     if not gone:
         check(result, function)
     return 0

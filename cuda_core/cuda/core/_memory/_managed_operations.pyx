@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport current_context, device_count, primary_context
 from cuda.core._driver cimport check, ensure_driver
 from cuda.core._memory._allocation cimport Record
@@ -13,7 +14,14 @@ from cuda.core._memory._batch cimport Loans, buffers_argument
 from cuda.core._memory._location cimport location_argument, place_of_location, place_of_ordinal
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream, Stream_accept
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, refuse_captured, release_stream
+from cuda.core._stream_handle cimport (
+    STREAM_LEGACY,
+    StreamHandle,
+    captured_error,
+    is_of_capture,
+    release_stream,
+    stream_is_capturing,
+)
 
 __all__ = ["discard_batch", "discard_prefetch_batch", "prefetch_batch"]
 
@@ -182,31 +190,50 @@ cdef int _operate(str caller, int what, object stream, object buffers, object lo
         if not records:
             return 0
         ensure_driver()
-        refuse_captured(handle, f"{caller} cannot be captured into a graph")
         if what == PREFETCH and (len(records) == 1 or handle.kind == STREAM_LEGACY):
-            _prefetch_each(records, places, handle)
+            _prefetch_each(records, places, handle, caller)
         else:
-            _call_batch(what, records, places, handle)
+            _call_batch(what, records, places, handle, caller)
     finally:
         loans.end()
         release_stream(handle)
     return 0
 
 
-cdef int _prefetch_each(list records, list places, StreamHandle* order) except -1:
+cdef cydriver.CUresult _ask(StreamHandle* order, const char** function) noexcept nogil:
+    """Answer STREAM_CAPTURE_UNSUPPORTED for a stream that is being captured. With captures held off."""
+    cdef bint capturing = False
+    cdef cydriver.CUresult result = stream_is_capturing(order, &capturing, function)
+    return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if capturing else result
+
+
+cdef int _ensure_done(cydriver.CUresult result, const char* function, str caller) except -1:
+    """Raise what the driver has refused. A capture is explained."""
+    if is_of_capture(result):
+        raise captured_error(f"{caller} cannot be captured into a graph")
+    return check(result, function)
+
+
+cdef int _prefetch_each(list records, list places, StreamHandle* order, str caller) except -1:
     """Prefetch one after the other: batches do not go with the legacy stream."""
     cdef Record record
     cdef cydriver.CUmemLocation location
     cdef cydriver.CUresult result
+    cdef const char* function = NULL
     for record, place in zip(records, places):
         location = location_argument(place, False)
         with nogil:
-            result = cydriver.cuMemPrefetchAsync(record.pointer, record.size, location, 0, order.stream)
-        check(result, b"cuMemPrefetchAsync")
+            hold_captures_off()
+            result = _ask(order, &function)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                function = b"cuMemPrefetchAsync"
+                result = cydriver.cuMemPrefetchAsync(record.pointer, record.size, location, 0, order.stream)
+            let_captures_begin()
+        _ensure_done(result, function, caller)
     return 0
 
 
-cdef int _call_batch(int what, list records, list places, StreamHandle* order) except -1:
+cdef int _call_batch(int what, list records, list places, StreamHandle* order, str caller) except -1:
     cdef Py_ssize_t count = len(records), index
     cdef size_t location_count = 0
     cdef cydriver.CUdeviceptr* pointers = <cydriver.CUdeviceptr*>calloc(count, sizeof(cydriver.CUdeviceptr))
@@ -214,7 +241,7 @@ cdef int _call_batch(int what, list records, list places, StreamHandle* order) e
     cdef cydriver.CUmemLocation* locations = <cydriver.CUmemLocation*>calloc(count, sizeof(cydriver.CUmemLocation))
     cdef size_t* indices = <size_t*>calloc(count, sizeof(size_t))
     cdef cydriver.CUresult result
-    cdef const char* function
+    cdef const char* function = NULL
     cdef Record record
     last = None
     try:
@@ -229,7 +256,11 @@ cdef int _call_batch(int what, list records, list places, StreamHandle* order) e
                 indices[location_count] = index
                 location_count += 1
         with nogil:
-            if what == PREFETCH:
+            hold_captures_off()
+            result = _ask(order, &function)
+            if result != cydriver.CUresult.CUDA_SUCCESS:
+                pass
+            elif what == PREFETCH:
                 function = b"cuMemPrefetchBatchAsync"
                 result = cydriver.cuMemPrefetchBatchAsync(
                     pointers, sizes, count, locations, indices, location_count, 0, order.stream
@@ -242,7 +273,8 @@ cdef int _call_batch(int what, list records, list places, StreamHandle* order) e
                 result = cydriver.cuMemDiscardAndPrefetchBatchAsync(
                     pointers, sizes, count, locations, indices, location_count, 0, order.stream
                 )
-        check(result, function)
+            let_captures_begin()
+        _ensure_done(result, function, caller)
     finally:
         free(pointers)
         free(sizes)

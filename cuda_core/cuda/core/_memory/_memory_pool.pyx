@@ -8,6 +8,7 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 from libc.string cimport strcmp
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, ensure_driver, error_for
 from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, Keeper, Record, open_records_of
 from cuda.core._memory._arguments cimport size_argument
@@ -59,6 +60,16 @@ cdef cydriver.CUresult _allocate(
     cydriver.CUmemoryPool pool, size_t size, StreamHandle* order, uintptr_t* address, const char** function
 ) noexcept nogil:
     """Allocate on one stream. A capturing one is answered with STREAM_CAPTURE_UNSUPPORTED, without effect."""
+    cdef cydriver.CUresult result
+    hold_captures_off()
+    result = _allocate_uncaptured(pool, size, order, address, function)
+    let_captures_begin()
+    return result
+
+
+cdef cydriver.CUresult _allocate_uncaptured(
+    cydriver.CUmemoryPool pool, size_t size, StreamHandle* order, uintptr_t* address, const char** function
+) noexcept nogil:
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     cdef cydriver.CUstream stream = order.stream
@@ -138,7 +149,7 @@ cdef int _settle(
         return outcome
     if waiting >= NEVER_WAIT and may_be_queued(order, result, function, waiting == LAST_LOAN):
         return queue_free(record, order, waiting == NEVER_WAIT)
-    ensure_freed(result, order, function)
+    ensure_freed(result, function)
     return CLOSE_DONE
 
 
@@ -374,17 +385,17 @@ cdef class _MemPool(IndexedResource):
             with nogil:
                 if drain_for_memory():
                     result = _allocate(pool, size, order, address, &function)
-        if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
-            self._refuse_capture(order)
+        if result != cydriver.CUresult.CUDA_SUCCESS and result != cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            self._refuse_capture(order, result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
         if result != cydriver.CUresult.CUDA_SUCCESS:
             raise for_allocation(error_for(result, function), self, size)
         return 0
 
-    cdef int _refuse_capture(self, StreamHandle* order) except -1:
-        cdef bint capturing = False
+    cdef int _refuse_capture(self, StreamHandle* order, bint capturing) except -1:
         cdef const char* asked = NULL
-        with nogil:
-            stream_is_capturing(order, &capturing, &asked)
+        if not capturing:  # known before; one begun meanwhile, elsewhere, may be behind any refusal
+            with nogil:
+                stream_is_capturing(order, &capturing, &asked)
         if capturing:
             raise RuntimeError(
                 f"{type(self).__name__} cannot allocate on a stream that is being captured: memory of a graph comes "
@@ -456,7 +467,7 @@ cdef class _MemPool(IndexedResource):
         cdef PendingFrees* frees = frees_of(keeper)
         with nogil:
             result = free_in_order(address, order, frees, &function)
-        return ensure_freed(result, order, function)
+        return ensure_freed(result, function)
 
     cdef int free_record(self, Record record, StreamHandle* order) except -1:
         cdef Holding holding

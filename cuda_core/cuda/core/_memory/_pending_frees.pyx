@@ -14,6 +14,7 @@ to leave the list, an event behind the free takes its place.
 from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._driver cimport is_hopeless
 from cuda.core._pthread cimport (
     pthread_atfork,
@@ -143,6 +144,14 @@ cdef void finish_note(PendingFrees* frees, FreeEvent* note, cydriver.CUstream st
 
 cdef bint _replace_by_event(PendingFrees* frees, StreamHandle* stream) noexcept nogil:
     """Put an event behind what a stream was given so far. False while that cannot be: the stream is captured, say."""
+    cdef bint replaced
+    hold_captures_off()
+    replaced = _put_event(frees, stream)
+    let_captures_begin()
+    return replaced
+
+
+cdef bint _put_event(PendingFrees* frees, StreamHandle* stream) noexcept nogil:
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUcontext context = NULL, popped = NULL
     cdef FreeEvent* note = NULL

@@ -97,7 +97,7 @@ cdef int give_up(Record record, ImportReference reference, StreamHandle* order) 
         return 0
     with nogil:
         result = give_up_counted(entry, order, &reference.handle.frees, &function)
-    ensure_freed(result, order, function)
+    ensure_freed(result, function)
     reference.pointer = NULL
     return 0
 
@@ -114,7 +114,7 @@ cdef int return_import(Record record, StreamHandle* order, int waiting) except -
         result = give_up_counted(entry, order, &reference.handle.frees, &function)
     if waiting >= NEVER_WAIT and may_be_queued(order, result, function, waiting == LAST_LOAN):
         return _queue_share(record, reference, order, waiting == NEVER_WAIT)
-    ensure_freed(result, order, function)
+    ensure_freed(result, function)
     reference.pointer = NULL
     return CLOSE_DONE
 

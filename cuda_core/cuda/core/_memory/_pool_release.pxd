@@ -8,7 +8,7 @@ from cuda.core._stream_handle cimport StreamHandle
 
 cdef cydriver.CUresult free_in_order(uintptr_t address, StreamHandle* order, PendingFrees* frees,
                                      const char** function) noexcept nogil
-cdef int ensure_freed(cydriver.CUresult result, StreamHandle* order, const char* function) except -1
+cdef int ensure_freed(cydriver.CUresult result, const char* function) except -1
 cdef bint may_be_queued(StreamHandle* order, cydriver.CUresult result, const char* function,
                         bint whatever) noexcept nogil
 cdef int queue_free(Record record, StreamHandle* order, bint once) except -1

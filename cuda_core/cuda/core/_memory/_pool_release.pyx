@@ -10,12 +10,13 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport strcmp
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_QUEUED, Record
 from cuda.core._memory._pending_frees cimport FreeEvent, PendingFrees, finish_note, note_free, prepare_note
 from cuda.core._memory._pool_handle cimport PoolHandle, PoolReference, release_pool, retain_pool
 from cuda.core._memory._queue cimport Job, discard_job, enqueue, new_job
-from cuda.core._memory._release cimport ensure_not_capturing
+from cuda.core._memory._release cimport capture_in_the_way
 from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
@@ -47,11 +48,42 @@ cdef cydriver.CUresult free_in_order(uintptr_t address, StreamHandle* order, Pen
     A stream that is being captured is answered with STREAM_CAPTURE_UNSUPPORTED, without any effect; ``function`` then
     names the question. On failure ``function`` names the call that was refused.
     """
+    cdef StreamHandle* used = NULL
+    cdef const char* asked = NULL
+    cdef bint capturing = False
+    cdef cydriver.CUresult result
+    hold_captures_off()
+    result = _free_uncaptured(address, order, frees, &used, function)
+    let_captures_begin()
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        if used != NULL:
+            note_free(frees, used)
+    elif (
+        order != NULL
+        and result != cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        and not is_hopeless(result)
+        and stream_is_capturing(order, &capturing, &asked) == cydriver.CUresult.CUDA_SUCCESS
+        and capturing
+    ):
+        # Begun meanwhile, elsewhere: that is what the refusal is about, whatever it says.
+        function[0] = b"cuStreamIsCapturing"
+        result = cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    if used != NULL and used != order:
+        release_stream(used)  # destroyed now or by the pool: the driver lets what is in it run
+    return result
+
+
+cdef cydriver.CUresult _free_uncaptured(uintptr_t address, StreamHandle* order, PendingFrees* frees,
+                                        StreamHandle** used, const char** function) noexcept nogil:
+    """The same with captures held off. ``used`` gets the stream to note; if that is not ``order``, it is retained.
+
+    It is noted when captures may begin again: that may let go of other streams, which may take the GIL.
+    """
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     cdef cydriver.CUresult result
     if order == NULL or order.kind > STREAM_FOREIGN:
-        return _free_behind_others(address, order, frees, function)
+        return _free_behind_others(address, order, frees, used, function)
     function[0] = b"cuStreamIsCapturing"
     result = cydriver.cuStreamIsCapturing(order.stream, &status)
     if result == cydriver.CUresult.CUDA_SUCCESS:
@@ -64,13 +96,13 @@ cdef cydriver.CUresult free_in_order(uintptr_t address, StreamHandle* order, Pen
             if order.kind == STREAM_OWNED:
                 function[0] = b"cuMemFreeAsync"
                 result = cydriver.cuMemFreeAsync(address, order.stream)
-                if result == cydriver.CUresult.CUDA_SUCCESS:
-                    note_free(frees, order)
+                used[0] = order
             else:
                 result = _free_in_foreign(address, order, frees, function)
             cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result != cydriver.CUresult.CUDA_SUCCESS and stream_is_gone(order, result):
-        return _free_behind_others(address, NULL, frees, function)
+        used[0] = NULL
+        return _free_behind_others(address, NULL, frees, used, function)
     return result
 
 
@@ -100,7 +132,7 @@ cdef cydriver.CUresult _free_in_foreign(uintptr_t address, StreamHandle* order, 
 
 
 cdef cydriver.CUresult _free_behind_others(uintptr_t address, StreamHandle* order, PendingFrees* frees,
-                                           const char** function) noexcept nogil:
+                                           StreamHandle** used, const char** function) noexcept nogil:
     """Free behind a default stream, behind several streams, or behind none (NULL)."""
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUresult result
@@ -120,15 +152,14 @@ cdef cydriver.CUresult _free_behind_others(uintptr_t address, StreamHandle* orde
     if order == NULL:
         result = _free_behind_nothing(address, frees, function)
     elif order.kind == STREAM_SET:
-        result = _free_behind_all(address, order, frees, function)
+        result = _free_behind_all(address, order, frees, used, function)
     else:
         result = enter_stream(order, &pushed, function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function[0] = b"cuMemFreeAsync"
             result = cydriver.cuMemFreeAsync(address, stream_as_seen_here(order))
             leave_stream(pushed)
-            if result == cydriver.CUresult.CUDA_SUCCESS:
-                note_free(frees, order)
+            used[0] = order
     cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     return result
 
@@ -158,7 +189,7 @@ cdef cydriver.CUresult _free_behind_nothing(uintptr_t address, PendingFrees* fre
 
 
 cdef cydriver.CUresult _free_behind_all(uintptr_t address, StreamHandle* order, PendingFrees* frees,
-                                        const char** function) noexcept nogil:
+                                        StreamHandle** used, const char** function) noexcept nogil:
     """Free behind several streams, on a stream of its own: none of the program's has to wait for another."""
     cdef cydriver.CUcontext context = NULL, popped = NULL
     cdef StreamHandle* own = NULL
@@ -194,18 +225,16 @@ cdef cydriver.CUresult _free_behind_all(uintptr_t address, StreamHandle* order, 
         else:
             function[0] = b"cuMemFreeAsync"
             result = cydriver.cuMemFreeAsync(address, own.stream)
-            if result == cydriver.CUresult.CUDA_SUCCESS:
-                note_free(frees, own)
-    release_stream(own)  # destroyed now or by the pool: the driver lets what is in it run
+    used[0] = own
     return result
 
 
-cdef int ensure_freed(cydriver.CUresult result, StreamHandle* order, const char* function) except -1:
+cdef int ensure_freed(cydriver.CUresult result, const char* function) except -1:
     """Raise what :func:`free_in_order` was refused with. A capture is explained."""
     if result == cydriver.CUresult.CUDA_SUCCESS:
         return 0
     if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
-        ensure_not_capturing(order)
+        raise capture_in_the_way()
     check(result, function)
     return 0
 

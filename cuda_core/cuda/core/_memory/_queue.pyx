@@ -45,6 +45,7 @@ from cuda.core._pthread cimport (
 from cuda.core._stream_handle cimport (
     STREAM_SET,
     StreamHandle,
+    is_of_capture,
     release_stream,
     retain_stream,
     stream_is_capturing,
@@ -304,6 +305,9 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
         job.give_back(job.data, &job.failure)  # and nothing is left of the data
     elif job.give_back(job.data, &job.failure):
         job.discard(job.data, NULL)  # here, and not under the mutex: it may destroy a pool
+    elif is_of_capture(job.failure.result):
+        job.failure.function = NULL
+        blocked[0] = True  # by a capture that has begun since it was asked
     else:
         # Memory of a context that is gone is an address that the driver does not know.
         job.lost = is_hopeless(job.failure.result) or (
@@ -312,7 +316,7 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
     pthread_mutex_lock(&_mutex)
     _in_driver = 0
     pthread_mutex_unlock(&_mutex)
-    return True
+    return not blocked[0]
 
 
 cdef bint _waits_for_the_same(Job* one, Job* other) noexcept nogil:

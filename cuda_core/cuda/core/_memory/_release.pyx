@@ -44,13 +44,14 @@ from cuda.core._memory._ownership cimport (
 from cuda.core._memory._queue cimport has_stuck, retry_stuck
 from cuda.core._stream_handle cimport (
     StreamHandle,
-    refuse_captured,
+    captured_error,
+    is_captured,
     release_stream,
     retain_stream,
     stream_is_gone,
     stream_is_idle,
-    wait_for_stream,
 )
+from cuda.core._stream_order cimport wait_in_order
 
 from cuda.core._errors import CUDAError, CUDAWarning
 
@@ -287,24 +288,30 @@ cdef void report(str text) noexcept:
 
 cdef int ensure_not_capturing(StreamHandle* order) except -1:
     """Refuse, before anything has happened, to wait for a stream that is being captured."""
-    if order != NULL:
-        refuse_captured(
-            order,
-            "the stream that orders this release is being captured; release the buffer after the capture has ended, or "
-            "close it with another stream",
-        )
+    if order != NULL and is_captured(order):
+        raise capture_in_the_way()
     return 0
+
+
+cdef object capture_in_the_way():
+    """Return the error of a release that met a capture, which may be over by now."""
+    return captured_error(
+        "the stream that orders this release is being captured; release the buffer after the capture has ended, or "
+        "close it with another stream"
+    )
 
 
 cdef int wait_for_order(StreamHandle* order) except -1:
     """Wait, without the GIL, for the work that may still use the memory. Without a stream there is none to wait for."""
     cdef cydriver.CUresult result
     cdef const char* function = NULL
+    cdef bint capturing
     if order == NULL:
         return 0
-    ensure_not_capturing(order)
     with nogil:
-        result = wait_for_stream(order, &function)
+        result = wait_in_order(order, &capturing, &function)
+    if capturing:
+        raise capture_in_the_way()
     if not stream_is_gone(order, result):
         check(result, function)
     return 0

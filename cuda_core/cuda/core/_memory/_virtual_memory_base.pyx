@@ -53,7 +53,9 @@ cdef int return_range(Record record, StreamHandle* order, int waiting) except -1
     if must_queue(order, waiting):
         return resource._queue_parts(record, order, waiting, False)
     try:
-        resource._return_parts(record.range, record, order)
+        # The streams of a collection were idle a moment ago, and nothing can be put there for this memory any more.
+        # Asked again, one may be captured by now.
+        resource._return_parts(record.range, record, order if waiting < NEVER_WAIT else <StreamHandle*>NULL)
     except CUDAError as error:
         if waiting != LAST_LOAN or is_hopeless(<cydriver.CUresult><int>error.result):
             raise

@@ -3,6 +3,7 @@
 
 from cuda.bindings cimport cydriver
 
+from cuda.core._capture_lock cimport capture_has_ended, enter_capture, leave_capture
 from cuda.core._driver cimport check, ensure_driver, error_for, is_hopeless
 from cuda.core._memory._graph_place cimport (
     CapturedGraph,
@@ -47,8 +48,10 @@ cdef GraphReference begin_capture(StreamHandle* order, int mode):
         result = enter_stream(order, &pushed, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function = b"cuStreamBeginCapture"
+            enter_capture()
             result = cydriver.cuStreamBeginCapture(order.stream, <cydriver.CUstreamCaptureMode>mode)
             begun = result == cydriver.CUresult.CUDA_SUCCESS
+            leave_capture(begun)
         if begun:
             function = b"cuStreamGetCaptureInfo"
             result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, &id, NULL, NULL, NULL, NULL)
@@ -61,6 +64,7 @@ cdef GraphReference begin_capture(StreamHandle* order, int mode):
             with nogil:
                 if cydriver.cuStreamEndCapture(order.stream, &unused) == cydriver.CUresult.CUDA_SUCCESS:
                     cydriver.cuGraphDestroy(unused)
+                capture_has_ended()
         raise
     finally:
         leave_stream(pushed)
@@ -95,6 +99,8 @@ cdef int end_capture(StreamHandle* order, CapturedGraph* graph, cydriver.CUgraph
                 pthread_mutex_lock(&graph.mutex)
                 part_ends(graph)
                 pthread_mutex_unlock(&graph.mutex)
+    if over[0]:
+        capture_has_ended()
     check(result, function)
     return 0
 

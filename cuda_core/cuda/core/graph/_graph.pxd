@@ -8,7 +8,8 @@ from cuda.core._stream cimport StreamCarrier
 from cuda.core._stream_handle cimport StreamHandle
 
 # What is done with an executable in the order of a stream, with the mutex of its graph.
-ctypedef cydriver.CUresult (*InStream)(CapturedGraph*, size_t, StreamHandle**, const char**) noexcept nogil
+# With the number of captures that had begun when the stream was not being captured; tells if it has been since.
+ctypedef cydriver.CUresult (*InStream)(CapturedGraph*, size_t, StreamHandle**, long, bint*, const char**) noexcept nogil
 
 # What a graph can be made or updated from.
 cdef class GraphSource(StreamCarrier):

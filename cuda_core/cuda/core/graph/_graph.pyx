@@ -7,6 +7,7 @@ from cuda.bindings cimport cydriver
 from libc.string cimport memset
 from libcpp.vector cimport vector
 
+from cuda.core._capture_lock cimport captures_begun, hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
 from cuda.core._fork cimport fork_generation
 from cuda.core._memory._graph_launches cimport Launches, first_paused, launches_of
@@ -23,12 +24,14 @@ from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream cimport Stream_accept, StreamCarrier, bind_stream
 from cuda.core._stream_handle cimport (
     StreamHandle,
+    captured_error,
     enter_stream,
     leave_stream,
     refuse_captured,
     release_stream,
     retain_stream,
     stream_as_seen_here,
+    stream_is_capturing,
 )
 
 from cuda.bindings import driver
@@ -43,8 +46,23 @@ cdef list _refused = []
 # --- the driver's calls -------------------------------------------------------------------------------------------
 
 
+cdef cydriver.CUresult _enter_uncaptured(
+    StreamHandle* order, long begun, bint* pushed, bint* captured, const char** function
+) noexcept nogil:
+    """Enter a stream with captures held off. It was not captured when ``begun`` captures had begun."""
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    pushed[0] = captured[0] = False
+    if captures_begun() != begun:
+        result = stream_is_capturing(order, captured, function)
+        if captured[0]:
+            result = cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = enter_stream(order, pushed, function)
+    return result
+
+
 cdef cydriver.CUresult _launch(
-    CapturedGraph* graph, size_t executable, StreamHandle** order, const char** function
+    CapturedGraph* graph, size_t executable, StreamHandle** order, long begun, bint* captured, const char** function
 ) noexcept nogil:
     """Launch, and free behind the launch what no buffer owns any more. With the mutex.
 
@@ -57,11 +75,13 @@ cdef cydriver.CUresult _launch(
     # What an earlier launch has left would make this one fail.
     cdef cydriver.CUresult result = free_left(graph, function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
-        result = enter_stream(order[0], &pushed, function)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        function[0] = b"cuGraphLaunch"
-        result = cydriver.cuGraphLaunch(<cydriver.CUgraphExec>executable, stream_as_seen_here(order[0]))
-        leave_stream(pushed)
+        hold_captures_off()
+        result = _enter_uncaptured(order[0], begun, &pushed, captured, function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function[0] = b"cuGraphLaunch"
+            result = cydriver.cuGraphLaunch(<cydriver.CUgraphExec>executable, stream_as_seen_here(order[0]))
+            leave_stream(pushed)
+        let_captures_begin()
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     allocation = graph.allocations
@@ -76,15 +96,18 @@ cdef cydriver.CUresult _launch(
 
 
 cdef cydriver.CUresult _upload(
-    CapturedGraph* graph, size_t executable, StreamHandle** order, const char** function
+    CapturedGraph* graph, size_t executable, StreamHandle** order, long begun, bint* captured, const char** function
 ) noexcept nogil:
     """Prepare an executable on the device. With the mutex."""
     cdef bint pushed = False
-    cdef cydriver.CUresult result = enter_stream(order[0], &pushed, function)
+    cdef cydriver.CUresult result
+    hold_captures_off()
+    result = _enter_uncaptured(order[0], begun, &pushed, captured, function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuGraphUpload"
         result = cydriver.cuGraphUpload(<cydriver.CUgraphExec>executable, stream_as_seen_here(order[0]))
         leave_stream(pushed)
+    let_captures_begin()
     return result
 
 
@@ -335,14 +358,16 @@ cdef class Graph:
         cdef PyObject* away = NULL
         cdef Launches launches = self._launches
         cdef VirtualRange range_
-        cdef bint closed
+        cdef bint closed, captured = False
+        cdef long begun = captures_begun()
         self._open()
         order = bind_stream(Stream_accept(stream))
+        refusal = f"a graph cannot be {what} on a stream that is being captured"
         graph = self._of.graph
         for each in lent:
             ranges.push_back(<PyObject*>each)
         try:
-            refuse_captured(order, f"a graph cannot be {what} on a stream that is being captured")
+            refuse_captured(order, refusal)
             with nogil:
                 pthread_mutex_lock(&graph.mutex)
                 closed = self._executable.load() == 0
@@ -351,10 +376,12 @@ cdef class Graph:
                 if not closed and away == NULL:
                     if not ranges.empty():
                         used = retain_stream(order)
-                    result = put(graph, self._executable.load(), &order, function)
+                    result = put(graph, self._executable.load(), &order, begun, &captured, function)
                     if used != NULL and result == cydriver.CUresult.CUDA_SUCCESS:
                         launches.last, used = used, launches.last
                 pthread_mutex_unlock(&graph.mutex)
+            if captured:  # since it was asked
+                raise captured_error(refusal)
         finally:
             release_stream(used)
             release_stream(order)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a capture from beginning between the question whether a stream is captured and the use of the stream.
+
+Only captures that this package begins can be kept waiting. The lock prefers who waits to begin one, or many threads
+that free memory could keep that thread out for ever.
+"""
+
+from libcpp.atomic cimport atomic
+
+from cuda.core._pthread cimport (
+    pthread_atfork,
+    pthread_rwlock_rdlock,
+    pthread_rwlock_t,
+    pthread_rwlock_unlock,
+    pthread_rwlock_wrlock,
+)
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+
+    static int cuda_core_init_capture_lock(pthread_rwlock_t* lock) {
+        pthread_rwlockattr_t attributes;
+        int failed = pthread_rwlockattr_init(&attributes);
+        if (failed) return failed;
+    #ifdef __GLIBC__
+        pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    #endif
+        failed = pthread_rwlock_init(lock, &attributes);
+        pthread_rwlockattr_destroy(&attributes);
+        return failed;
+    }
+    """
+    int _init_lock "cuda_core_init_capture_lock"(pthread_rwlock_t*) noexcept nogil
+
+cdef pthread_rwlock_t _lock
+cdef atomic[long] _begun  # so many captures so far
+cdef atomic[long] _going_on
+
+
+cdef void hold_captures_off() noexcept nogil:
+    pthread_rwlock_rdlock(&_lock)
+
+
+cdef void let_captures_begin() noexcept nogil:
+    pthread_rwlock_unlock(&_lock)
+
+
+cdef void enter_capture() noexcept nogil:
+    pthread_rwlock_wrlock(&_lock)
+
+
+cdef void leave_capture(bint begun) noexcept nogil:
+    if begun:
+        _begun.fetch_add(1)
+        _going_on.fetch_add(1)
+    pthread_rwlock_unlock(&_lock)
+
+
+cdef void capture_has_ended() noexcept nogil:
+    _going_on.fetch_sub(1)
+
+
+cdef bint captures_go_on() noexcept nogil:
+    return _going_on.load() > 0
+
+
+cdef long captures_begun() noexcept nogil:
+    return _begun.load()
+
+
+cdef void _in_child() noexcept nogil:
+    """A thread of the parent may have held it at the fork; and the captures are the parent's."""
+    _init_lock(&_lock)
+    _going_on.store(0)
+
+
+if _init_lock(&_lock) != 0 or pthread_atfork(NULL, NULL, _in_child) != 0:
+    raise MemoryError("no memory for the lock that captures begin under")

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures that begin while another thread uses the stream: they stay whole, and no memory is lost over them."""
+
+import gc
+import re
+import threading
+import time
+
+import pytest
+
+from buffer_kinds import SOURCES
+from cuda.bindings import driver
+from cuda.core import CloseResult, CUDAError, LegacyPinnedMemoryResource, Ownership
+from cuda.core._memory._queue import drain
+from held_work import Gate
+from support import attempt, check, warnings_seen
+
+pytestmark = pytest.mark.usefixtures("device")
+
+BUILT_IN = {name: kind for name, kind in SOURCES.items() if kind.built_in}
+SECONDS = 0.15  # without the lock most of these fail at once
+CAPTURED = re.compile("being captured")
+
+
+class Capturing:
+    """A thread that begins captures of a stream and ends them, again and again, until it is told to stop."""
+
+    def __init__(self, device, stream, mode, put=lambda builder: None):
+        self.device, self.stream, self.mode, self.put = device, stream, mode, put
+        self.broken, self.whole = [], 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        self.device.set_current()
+        while not self._stop.is_set():
+            builder = self.stream.create_graph_builder()
+            try:
+                builder.begin_building(self.mode)
+                self.put(builder)
+                builder.end_building()
+                self.whole += 1
+            except Exception as error:
+                self.broken.append(str(error))
+            builder.close()
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the thread that captures hangs"
+
+
+def let_go(how, box, reason=CAPTURED):
+    """End the buffer in the box. A close may be refused because of a capture, and is made again then."""
+    if how == "drop":
+        del box[0]
+        return
+    while True:
+        _, error = attempt(box[0].close if how == "close" else lambda: box[0].close(wait=False), CUDAError)
+        if error is None:
+            del box[0]
+            return
+        assert reason.search(str(error)), error
+        assert box[0].ownership is Ownership.OWNED
+
+
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@pytest.mark.parametrize("how", ["close", "close without waiting", "drop"])
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_a_capture_that_begins_beside_releases_stays_whole(device, kind, how, mode):
+    source = BUILT_IN[kind](device)
+    captured, mine = device.create_stream(), device.create_stream()
+    until = time.monotonic() + SECONDS
+    released = 0
+    with warnings_seen() as seen, Capturing(device, captured, mode) as capturing:
+        while time.monotonic() < until:
+            box = [source.allocate(stream=mine)]
+            box[0].record_stream(captured)
+            let_go(how, box)
+            released += 1
+            if released % 32 == 0:
+                drain(0.1)  # what is dropped waits for the end of a capture, and there is nearly always one
+    assert drain(20)
+    assert capturing.broken == []
+    assert min(capturing.whole, released) > 10
+    assert [str(each.message) for each in seen] == []
+    captured.close()
+    mine.close()
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@pytest.mark.parametrize("kind", ["virtual", "pinned", "device"])
+def test_a_capture_that_begins_while_a_close_waits_stays_whole(device, kind, mode):
+    stream = device.create_stream()
+    buffer = SOURCES[kind](device).allocate(stream=stream)
+    results = []
+    with Gate(stream) as gate:
+        closing = threading.Thread(target=lambda: results.append(buffer.close()), daemon=True)
+        closing.start()
+        time.sleep(0.1)  # it is in the driver by now, or the test shows less
+        builder = stream.create_graph_builder().begin_building(mode)
+        assert results == []
+        gate.open_with_gil()
+        closing.join(30)
+        assert results == [CloseResult.DONE]
+        assert builder.is_building
+        builder.end_building().close()
+    stream.close()
+
+
+class CapturingElsewhere(Capturing):
+    """The same through the driver, as another library would: nothing here can keep it waiting."""
+
+    def _run(self):
+        self.device.set_current()
+        mode = getattr(driver.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{self.mode.upper()}")
+        while not self._stop.is_set():
+            check(driver.cuStreamBeginCapture(int(self.stream.handle), mode))
+            result, graph = driver.cuStreamEndCapture(int(self.stream.handle))
+            if graph is not None and int(graph):
+                check(driver.cuGraphDestroy(graph))
+            self.whole += int(result) == 0
+
+
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("how", ["close", "close without waiting"])
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_a_capture_that_begins_elsewhere_beside_releases_loses_no_memory(device, kind, how):
+    """It may be broken, as by any use of its stream. A close that is refused over it can be made again.
+
+    The refusal says that it is a capture's doing unless that is over by the time of the second question.
+    """
+    source = BUILT_IN[kind](device)
+    captured, mine = device.create_stream(), device.create_stream()
+    until = time.monotonic() + SECONDS
+    released = 0
+    with warnings_seen() as seen, CapturingElsewhere(device, captured, "relaxed") as capturing:
+        while time.monotonic() < until:
+            box = [source.allocate(stream=mine)]
+            box[0].record_stream(captured)
+            let_go(how, box, re.compile("captur|INVALID_VALUE"))
+            released += 1
+    assert drain(20)
+    assert min(capturing.whole, released) > 10
+    assert [str(each.message) for each in seen] == []
+    captured.close()
+    mine.close()
+
+
+@pytest.mark.provokes_refusals
+def test_what_is_filled_while_a_capture_begins_is_there_for_its_graph(device):
+    """A fill comes before the capture, or the graph keeps its memory: no graph writes where a buffer was."""
+    stream = device.create_stream()
+    resource = LegacyPinnedMemoryResource()
+    graphs = []
+    stop = threading.Event()
+
+    def build():
+        device.set_current()
+        while not stop.is_set() and len(graphs) < 500:
+            builder = stream.create_graph_builder().begin_building()
+            builder.end_building()
+            graphs.append(builder.complete())
+            builder.close()
+
+    building = threading.Thread(target=build, daemon=True)
+    building.start()
+    addresses = []
+    while building.is_alive() and len(addresses) < 3000:
+        buffer = resource.allocate(256, stream=device.default_stream)
+        attempt(lambda one=buffer: one.fill(1, stream=stream), CUDAError)  # refused where a capture ends
+        addresses.append(buffer.handle)
+        attempt(buffer.close, CUDAError)
+        del buffer
+    stop.set()
+    building.join(60)
+    for graph in graphs:
+        graph.launch(stream)  # memory that is gone would be a fault here
+    stream.sync()
+    for graph in graphs:
+        graph.close()
+    stream.close()
+    gc.collect()
+    assert drain(20)
