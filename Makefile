@@ -15,7 +15,7 @@
 #   PYTHON=python3.12     the interpreter to build for
 #   VENV=folder           the environment (default .venv)
 #   DRIVER=auto|sim|gpu   the driver that the package's tests run on (default auto)
-#   WORKERS=number        processes that share the package's tests (default: one a processor, on GPUs one a GPU)
+#   WORKERS=number        processes that share the tests (default: one a processor; of the package on GPUs one a GPU)
 #   SOURCE=archive        a source distribution to build the package from (default: this checkout)
 #   ARGS="-k grow -x"     given to pytest, the example or the benchmarks; quoted as for a shell where there are spaces:
 #                         ARGS="-k 'grow or close' --maxfail=3"
@@ -50,7 +50,7 @@ demo: $(DONE)/package
 test: test-sim test-package
 
 test-sim: $(DONE)/package $(DONE)/test-tools
-	$(BIN)/python -m pytest driver_sim/tests $(ARGS)
+	$(BIN)/python -m pytest driver_sim/tests -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-package: $(DONE)/package $(DONE)/test-tools
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest cuda_core/tests --driver=$(DRIVER) -n $(WORKERS) --dist worksteal $(ARGS)
