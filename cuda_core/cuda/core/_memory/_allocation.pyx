@@ -13,6 +13,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libcpp.atomic cimport atomic, memory_order_release
+from libcpp.unordered_set cimport unordered_set
 
 from cuda.core._driver cimport is_finalizing
 from cuda.core._fork cimport fork_generation
@@ -64,7 +65,10 @@ cdef void observe(Observer observer, Witness witness) noexcept nogil:
     _witness = witness
 
 
-cdef dict _left = _left_behind.entries  # what nobody can return any more, and nearly always empty
+# Where something is left that nobody can return any more; nearly always empty. A release looks here and must need no
+# memory, so that it is not the dictionary of the entries.
+cdef unordered_set[uintptr_t] _left_addresses
+cdef object _left_lock = _left_behind.entries
 
 
 cdef void _leave_behind(Record record) noexcept:
@@ -84,24 +88,38 @@ cdef void _leave_behind(Record record) noexcept:
     # A function in one cycle with what it frees may be gone from here: the object itself then stands for it.
     function = getattr(resource, "function", resource) if isinstance(resource, FreeFunction) else None
     kept = record.collected and not bits & FAILED_BIT
-    _left_behind.note(
-        record.serial,
-        <size_t>record.pointer,
-        record.size,
-        mapped,
-        paused,
-        record.device_id,
-        "KEPT" if kept else "DROPPED",
-        bool(bits & FAILED_BIT),
-        resource,
-        function,
-    )
+    try:
+        if not is_left(<size_t>record.pointer):
+            _left_behind.end(<size_t>record.pointer)  # of an allocation before this one
+        _left_behind.note(
+            record.serial,
+            <size_t>record.pointer,
+            record.size,
+            mapped,
+            paused,
+            record.device_id,
+            "KEPT" if kept else "DROPPED",
+            bool(bits & FAILED_BIT),
+            resource,
+            function,
+        )
+        with cython.critical_section(_left_lock):
+            _left_addresses.insert(record.pointer)
+    except MemoryError:
+        pass
 
 
 cdef void end_left_behind(uintptr_t pointer) noexcept:
-    """Forget what was left at an address, which was freed or has an owner again."""
-    if _left:
-        _left_behind.end(<size_t>pointer)
+    """Forget what was left at an address, which was freed or has an owner again. Needs no memory."""
+    if not _left_addresses.empty():
+        with cython.critical_section(_left_lock):
+            _left_addresses.erase(pointer)
+
+
+def is_left(size_t address) -> bool:
+    """Whether what was left at an address is still there."""
+    with cython.critical_section(_left_lock):
+        return _left_addresses.count(<uintptr_t>address) != 0
 
 
 cdef uint64_t newest_serial() noexcept nogil:
@@ -232,8 +250,7 @@ cdef class Record:
             self.epoch = epoch
         if state == STATE_OWNED:
             enter_live(&self.link, self.serial)
-            if _left:
-                end_left_behind(self.pointer)
+            end_left_behind(self.pointer)
         if _observer != NULL:
             _observer(self, CHANGE_ALLOCATED if state == STATE_OWNED else CHANGE_BORROWED, VERDICT_GO, 0)
 

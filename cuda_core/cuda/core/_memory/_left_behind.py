@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stays allocated with nobody to return it: the buffer or the ``Allocation`` that had it is gone.
 
-An entry is made where a record goes that is still on the list of what is live, and ends where the address is freed all
-the same, or is owned again. It keeps nothing alive.
+An entry is made where a record goes that is still on the list of what is live. Whether it is still so is known by its
+address, in `_allocation`: the address leaves where it is freed all the same, or owned again, and entries without an
+address are taken out by whoever looks. An entry keeps nothing alive.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def note(
 
 
 def end(address: int) -> None:
-    """End what was left at an address: it was freed, or has an owner again."""
+    """Take out what was left at an address: it was freed, or has an owner again."""
     for key in [key for key in entries.copy() if key[0] == address]:
         entries.pop(key, None)
 

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from cuda.core._memory import _inventory, _left_behind
-from cuda.core._memory._allocation import FreeFunction
+from cuda.core._memory._allocation import FreeFunction, is_left
 from cuda.core._memory._memory_resource import MemoryResource
 from cuda.core._memory._queue import queued_releases
 from cuda.core._memory._text_table import bytes_text, table
@@ -312,6 +312,9 @@ def memory_report() -> MemoryReport:
         )
     seen = {one.serial for _, _, allocations in found.values() for one in allocations}
     for entry in _left_behind.left_behind():
+        if not is_left(entry.address):
+            _left_behind.end(entry.address)
+            continue
         if entry.serial in seen:  # it was left between the two looks
             continue
         held_by = entry.resource() if entry.resource is not None else None
