@@ -33,6 +33,7 @@ KNOWN = {
     "Never": "typing_extensions",
     "Self": "typing_extensions",
     "Sequence": "collections.abc",
+    "AbstractContextManager": "contextlib",
     "Set": "collections.abc",
     "SupportsIndex": "typing",
     "TracebackType": "types",

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from adaptor_kinds import EVERY
 from buffer_kinds import BUILT_IN, ENDINGS, FREES, WITH_RESOURCE, end
 from cuda.core import (
     Buffer,
@@ -43,18 +44,6 @@ from support import (
 )
 
 pytestmark = pytest.mark.usefixtures("device")
-
-EVERY = {
-    "plain": MemoryResourceAdaptor,
-    "statistics": StatisticsAdaptor,
-    "limit": lambda inner: LimitAdaptor(inner, 1 << 30),
-    "logging": LoggingAdaptor,
-    "failing": FailingAdaptor,
-    "tracking": TrackingAdaptor,
-}
-EVERY["all of them"] = lambda inner: StatisticsAdaptor(
-    LimitAdaptor(LoggingAdaptor(FailingAdaptor(TrackingAdaptor(inner))), 1 << 30)
-)
 
 
 @pytest.fixture(params=EVERY.values(), ids=EVERY)
@@ -605,7 +594,7 @@ def test_a_collection_reports_the_free_that_fails(inner):
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ({"nth": 0}, ValueError, "nth counts from 1, got 0"),
+        ({"nth": 0}, ValueError, "nth must be at least 1, got 0"),
         ({"nth": "2"}, TypeError, "nth must be an integer, got str: '2'"),
         ({"error": "no"}, TypeError, "error must be an exception, got str: 'no'"),
         ({"error": int}, TypeError, "error must be an exception, got int"),

@@ -20,6 +20,7 @@ from cuda.core import (
     MemoryResource,
     OwnershipError,
     VirtualMemoryResource,
+    memory_report,
     utils,
 )
 from support import GRANULE, blocked, child_output, warnings_seen
@@ -97,6 +98,20 @@ def test_a_close_needs_no_memory(source, stream):
         buffer = source.allocate(stream=stream)
         assert Short(number)(buffer.close) is not None
         assert buffer.is_closed
+
+
+def test_a_close_needs_no_memory_where_something_was_left_behind(source, stream):
+    """A release looks whether what was left at its address ends with it."""
+    allocation = source.allocate(stream=stream).detach()
+    address = allocation.handle
+    with warnings_seen():
+        del allocation
+    for number in range(1, 20):
+        buffer = source.allocate(stream=stream)
+        assert Short(number)(buffer.close) is not None
+    assert address in [one.address for it in memory_report().resources for one in it.allocations]
+    source.deallocate(address, source.size, stream=stream)
+    assert address not in [one.address for it in memory_report().resources for one in it.allocations]
 
 
 def test_a_detach_that_fails_leaves_the_buffer_its_memory(source, stream):

@@ -122,6 +122,15 @@ def test_the_machine_is_skipped_once_a_check_of_the_class_has_failed(tmp_path):
 
 
 @pytest.mark.sim_only
+def test_a_bad_attribute_is_said_once(tmp_path):
+    (tmp_path / "test_pinned.py").write_text(TESTS + "\n    alignment = True\n")
+    run = run_pytest(tmp_path, "--memory-driver=sim")
+    assert run.returncode == 1, run.stdout
+    assert "TestPinned.alignment must be an integer, got bool: True" in run.stdout
+    assert " skipped, 1 error in" in run.stdout, run.stdout
+
+
+@pytest.mark.sim_only
 def test_without_a_gpu_the_way_out_is_said_once(tmp_path):
     (tmp_path / "test_pinned.py").write_text(TESTS)
     # Without the path on which processes of this suite find the simulated driver.

@@ -107,6 +107,14 @@ def test_a_free_that_was_asked_and_raised_is_told_as_that(found):
     assert "; deallocate raised TypeError for 0x" in dropped[0]
 
 
+def test_where_a_resource_hangs_in_the_collector_is_told(found):
+    """Its author sees the line that waits for the lock."""
+    (message,) = found["TestHoldsALock"]["test_the_collector_in_the_middle"]
+    assert "seen: it hangs, exit code 1" in message
+    assert "wrong_resources.py" in message.partition("seen: ")[2]
+    assert "in deallocate" in message.partition("seen: ")[2]
+
+
 def test_the_machine_finds_what_the_plain_checks_find(tmp_path, driver_name):
     """Alone: behind a check that has failed it is skipped."""
     shutil.copy(HERE / "wrong_resources.py", tmp_path)

@@ -550,6 +550,8 @@ def resources(resource: MemoryResource, stream: Stream) -> Iterator[MemoryResour
     assert_type(resource.is_managed, bool)
     assert_type(resource.device_id, int)
     resource.deallocate(4096, 1024, stream=stream)
+    with resource.checked_free(4096, 1024) as nothing:
+        assert_type(nothing, None)
     yield Counting(resource)
     plain = LegacyPinnedMemoryResource()
     assert_type(plain.allocate(1024), Buffer)
@@ -583,6 +585,7 @@ def adaptors(inner: MemoryResource, stream: Stream) -> None:
     assert_type(counting.depth, int)
     assert_type(counting.pop(), MemoryStatistics)
     tracking = TrackingAdaptor(counting, frames=4)
+    assert_type(tracking.unique_addresses, bool)
     assert_type(tracking.report(), str)
     found = tracking.open_allocations()
     assert_type(found, list[OpenAllocation])

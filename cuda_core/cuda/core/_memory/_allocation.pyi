@@ -36,5 +36,8 @@ class Record:
     def loans(self) -> int:
         """int: how many exports of this memory are open."""
 
+def is_left(address: int) -> bool:
+    """Whether what was left at an address is still there."""
+
 def live_memory() -> dict[str, int]:
     """Return how many records must still return something, and what the ranges among them hold."""

@@ -10,10 +10,12 @@ this is also where an observer hears of it.
 
 cimport cython
 from cpython.ref cimport PyObject
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libcpp.atomic cimport atomic, memory_order_release
+from libcpp.unordered_set cimport unordered_set
 
+from cuda.core._driver cimport is_finalizing
 from cuda.core._fork cimport fork_generation
 from cuda.core._memory._chains cimport keep, let_go
 from cuda.core._memory._live_list cimport Link, enter_live, leave_live, live_count, visit_live
@@ -22,6 +24,8 @@ from cuda.core._memory._ownership cimport (
     EPOCH_MASK,
     EVENT_COMMIT_TRANSFER,
     EVENT_USE,
+    FAILED_BIT,
+    LOANS_MASK,
     LOST_BIT,
     STATE_OWNED,
     STATE_RELEASED,
@@ -44,6 +48,7 @@ from cuda.core._stream_handle cimport drop_stream, release_stream, retain_stream
 
 from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
+from cuda.core._memory import _left_behind
 from cuda.core._memory._ownership import Ownership, TransferredTo
 
 cdef atomic[uint64_t] _serial
@@ -58,6 +63,63 @@ cdef void observe(Observer observer, Witness witness) noexcept nogil:
     global _observer, _witness
     _observer = observer
     _witness = witness
+
+
+# Where something is left that nobody can return any more; nearly always empty. A release looks here and must need no
+# memory, so that it is not the dictionary of the entries.
+cdef unordered_set[uintptr_t] _left_addresses
+cdef object _left_lock = _left_behind.entries
+
+
+cdef void _leave_behind(Record record) noexcept:
+    """Note that a record goes whose memory stays allocated. Where memory is short it is not in reports."""
+    cdef uint64_t bits = record.word.load()
+    cdef int state = record.state()
+    cdef object resource = record.resource
+    cdef size_t mapped = record.size
+    cdef bint paused = False
+    if is_finalizing() or not record.size or (state != STATE_OWNED and state != STATE_TRANSFERRED):
+        return
+    if state == STATE_TRANSFERRED and not bits & (LOANS_MASK | CLAIM_MASK | FAILED_BIT):
+        return
+    if record.range is not None and record.word != &record.own_word:
+        paused = record.range.paused.load()
+        mapped = 0 if paused else record.range.mapped
+    # A function in one cycle with what it frees may be gone from here: the object itself then stands for it.
+    function = getattr(resource, "function", resource) if isinstance(resource, FreeFunction) else None
+    kept = record.collected and not bits & FAILED_BIT
+    try:
+        if not is_left(<size_t>record.pointer):
+            _left_behind.end(<size_t>record.pointer)  # of an allocation before this one
+        _left_behind.note(
+            record.serial,
+            <size_t>record.pointer,
+            record.size,
+            mapped,
+            paused,
+            record.device_id,
+            "KEPT" if kept else "DROPPED",
+            bool(bits & FAILED_BIT),
+            resource,
+            function,
+        )
+        with cython.critical_section(_left_lock):
+            _left_addresses.insert(record.pointer)
+    except MemoryError:
+        pass
+
+
+cdef void end_left_behind(uintptr_t pointer) noexcept:
+    """Forget what was left at an address, which was freed or has an owner again. Needs no memory."""
+    if not _left_addresses.empty():
+        with cython.critical_section(_left_lock):
+            _left_addresses.erase(pointer)
+
+
+def is_left(size_t address) -> bool:
+    """Whether what was left at an address is still there."""
+    with cython.critical_section(_left_lock):
+        return _left_addresses.count(<uintptr_t>address) != 0
 
 
 cdef uint64_t newest_serial() noexcept nogil:
@@ -171,8 +233,10 @@ cdef class Record:
     def __dealloc__(self):
         if self.owner is not None and isinstance(self.owner, Keeper) and self.state() == STATE_OWNED:
             (<Keeper>self.owner).let_out()  # what stays allocated now, nobody returns
-        if leave_live(&self.link, self.serial) and _observer != NULL:  # its release failed, or the interpreter is going
-            _observer(self, CHANGE_GONE, VERDICT_GO, 0)
+        if leave_live(&self.link, self.serial):  # its release failed, or the interpreter is going
+            if _observer != NULL:
+                _observer(self, CHANGE_GONE, VERDICT_GO, 0)
+            _leave_behind(self)
         release_stream(self.stream)
         self.stream = NULL
 
@@ -186,6 +250,7 @@ cdef class Record:
             self.epoch = epoch
         if state == STATE_OWNED:
             enter_live(&self.link, self.serial)
+            end_left_behind(self.pointer)
         if _observer != NULL:
             _observer(self, CHANGE_ALLOCATED if state == STATE_OWNED else CHANGE_BORROWED, VERDICT_GO, 0)
 

@@ -11,7 +11,7 @@ cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._driver cimport ensure_driver
-from cuda.core._memory._allocation cimport Record, record_ended
+from cuda.core._memory._allocation cimport Record, end_left_behind, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._memory_resource cimport MemoryResource, record_being_asked
 from cuda.core._memory._ownership cimport (
@@ -262,6 +262,7 @@ cdef class IndexedResource(MemoryResource):
             elif bytes_:
                 ensure_driver()
                 self.free_unknown(address, bytes_, order)
+                end_left_behind(address)
         finally:
             release_stream(order)
 
@@ -296,6 +297,7 @@ cdef class IndexedResource(MemoryResource):
                 abort_hand_over(allocation)
             raise
         self.end_free(holding, True)
+        end_left_behind(address)
         if allocation is not None:
             commit_hand_over(allocation, None, TAKER_DETACHED)
             allocation.forget()

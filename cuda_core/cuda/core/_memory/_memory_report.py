@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
-from cuda.core._memory import _inventory
-from cuda.core._memory._allocation import FreeFunction
+from cuda.core._memory import _inventory, _left_behind
+from cuda.core._memory._allocation import FreeFunction, is_left
 from cuda.core._memory._memory_resource import MemoryResource
 from cuda.core._memory._queue import queued_releases
 from cuda.core._memory._text_table import bytes_text, table
@@ -32,7 +32,9 @@ class LiveAllocation:
         Bytes.
     state : str
         ``"OWNED"``: a buffer must return it. ``"LENT"``: its buffer is closed, and the last loan returns it.
-        ``"DETACHED"``: an ``Allocation`` has it, which was not adopted yet.
+        ``"DETACHED"``: an ``Allocation`` has it, which was not adopted yet. ``"KEPT"``: its buffer was dropped, and a
+        collection must not free it. ``"DROPPED"``: its buffer was dropped and could not return it (``failed``), or
+        its ``Allocation`` was dropped.
     loans : int
         How many exports of it are open.
     busy : bool
@@ -254,7 +256,7 @@ def device_of(resource: object, device_id: int) -> int | None:
 
 
 def memory_report() -> MemoryReport:
-    """Return what is live: every allocation that a buffer, its loans or an ``Allocation`` must still return.
+    """Return what is live: every allocation that must still be returned, and what nobody can return any more.
 
     Returns
     -------
@@ -264,9 +266,12 @@ def memory_report() -> MemoryReport:
     Notes
     -----
     It is always there; nothing has to be switched on, and no buffer is kept alive by it. Borrowed buffers own nothing
-    and are not in it. All allocations are seen at one moment, the queue a moment later. Safe from any thread; no driver
-    call is made. A resource written in Python is asked for its ``device_id``. In the child of a fork the report has
-    nothing of the parent's.
+    and are not in it. Memory whose buffer or ``Allocation`` is gone without returning it stays in it, ``"KEPT"`` or
+    ``"DROPPED"``, until its address is freed by a ``deallocate`` that the package hears of, or has an owner again.
+
+    All allocations are seen at one moment, the queue a moment later. Safe from any thread; no driver call is made. A
+    resource written in Python is asked for its ``device_id``. In the child of a fork the report has nothing of the
+    parent's.
 
     Examples
     --------
@@ -283,10 +288,10 @@ def memory_report() -> MemoryReport:
     """
     facts = _inventory.live_allocations()
     newest = _inventory.newest()
-    found: dict[tuple[int, int], tuple[str, Any, list[LiveAllocation]]] = {}
+    found: dict[tuple[int, int, str], tuple[str, Any, list[LiveAllocation]]] = {}
     for serial, address, size, device_id, resource, kind, state, loans, busy, failed, mapped, paused in facts:
         freed_by = resource.function if isinstance(resource, FreeFunction) else resource
-        key = id(freed_by), device_id
+        key = id(freed_by), device_id, ""
         if key not in found:
             found[key] = resource_name(resource), device_of(resource, device_id), []
         if state == "OWNED" and issubclass(kind, Allocation):
@@ -305,8 +310,41 @@ def memory_report() -> MemoryReport:
                 paused=paused,
             )
         )
+    seen = {one.serial for _, _, allocations in found.values() for one in allocations}
+    for entry in _left_behind.left_behind():
+        if not is_left(entry.address):
+            _left_behind.end(entry.address)
+            continue
+        if entry.serial in seen:  # it was left between the two looks
+            continue
+        held_by = entry.resource() if entry.resource is not None else None
+        # The number of a resource that is gone can be another's by now.
+        key = entry.resource_id, entry.device_id, entry.name if held_by is None else ""
+        if key not in found:
+            known = entry.device_id if entry.device_id >= 0 else None
+            device = device_of(held_by, entry.device_id) if held_by is not None else known
+            found[key] = entry.name, device, []
+        found[key][2].append(
+            LiveAllocation(
+                serial=entry.serial,
+                address=entry.address,
+                size=entry.size,
+                state=entry.state,
+                loans=0,
+                busy=False,
+                failed=entry.failed,
+                age=max(newest - entry.serial, 0),
+                mapped_size=entry.mapped,
+                paused=entry.paused,
+            )
+        )
     resources = [
-        LiveResource(resource=name, resource_id=key[0], device_id=device, allocations=tuple(allocations))
+        LiveResource(
+            resource=name,
+            resource_id=key[0],
+            device_id=device,
+            allocations=tuple(sorted(allocations, key=lambda one: one.serial)),
+        )
         for key, (name, device, allocations) in found.items()
     ]
     resources.sort(

@@ -2,6 +2,7 @@
 # Made from _memory_resource.pyx by tools/make_stubs.py: change that, and run `make stubs`.
 """``MemoryResource``, what makes and frees allocations, and how one that is written in Python is asked to free."""
 
+from contextlib import AbstractContextManager
 from cuda.core._memory import Buffer
 from cuda.core._stream import Stream
 from cuda.core.graph._graph_builder import GraphBuilder
@@ -143,6 +144,64 @@ class MemoryResource:
         --------
         >>> allocation = mr.allocate(1024, stream=stream).detach()
         >>> mr.deallocate(allocation.handle, allocation.size, stream=stream)
+        """
+
+    def checked_free(self, ptr: DevicePointerType, size: int) -> AbstractContextManager[None]:
+        """Have a ``deallocate`` that is called by hand follow the rules of built-in resources. For authors.
+
+        Parameters
+        ----------
+        ptr : int
+            Where the allocation begins, as ``deallocate`` was given it.
+        size : int
+            Its size in bytes, likewise.
+
+        Returns
+        -------
+        context manager
+            Free inside its ``with`` block. If an ``Allocation`` has the address, it counts as handed over behind the
+            block, or has the memory as before if the block raises.
+
+        Raises
+        ------
+        OwnershipError
+            If an open buffer owns the address; close the buffer instead. If loans hold it. If another call is freeing
+            or moving it.
+        ValueError
+            If an ``Allocation`` has the address, and ``size`` is not its size.
+
+        Notes
+        -----
+        Where a buffer or a loan asks to free its own memory, this does nothing and is quick. Called by hand, it looks
+        through everything that is live. An address that nobody has passes: whether the resource knows it is its own to
+        say, and what was handed over is freed in this way.
+
+        Examples
+        --------
+        >>> from cuda.core import Buffer, Device, MemoryResource
+        >>> Device(0).set_current()
+        >>> class Blocks(MemoryResource):
+        ...     is_device_accessible, is_host_accessible, device_id = False, True, -1
+        ...     blocks = {}
+        ...
+        ...     def allocate(self, size, *, stream=None):
+        ...         block = bytearray(size)
+        ...         self.blocks[id(block)] = block  # stands for an address
+        ...         return Buffer.from_handle(id(block), size, mr=self, stream=stream)
+        ...
+        ...     def deallocate(self, ptr, size, *, stream=None):
+        ...         with self.checked_free(ptr, size):
+        ...             del self.blocks[ptr]
+        >>> blocks = Blocks()
+        >>> buffer = blocks.allocate(64)
+        >>> blocks.deallocate(buffer.handle, 64)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        cuda.core...OwnershipError: an open buffer owns the allocation at 0x...; close the buffer instead
+        >>> allocation = buffer.detach()
+        >>> blocks.deallocate(allocation.handle, 64)
+        >>> allocation.transferred_to.name
+        'DETACHED'
         """
 
     @property

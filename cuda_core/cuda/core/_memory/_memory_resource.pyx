@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``MemoryResource``, what makes and frees allocations, and how one that is written in Python is asked to free."""
 
-from libc.stdint cimport uintptr_t
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint64_t, uintptr_t
 
-from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._ownership cimport STATE_OWNED
+from cuda.core._memory._allocation cimport Record, end_left_behind, open_records_of
+from cuda.core._memory._arguments cimport pointer_argument, size_argument
+from cuda.core._memory._ownership cimport CLAIM_MASK, LOANS_MASK, STATE_OWNED, TAKER_DETACHED, TAKER_LOANS
+from cuda.core._memory._transfer cimport Allocation, abort_hand_over, begin_hand_over, commit_hand_over
 from cuda.core._memory._unique_addresses cimport enter_unique, unique_owner
 from cuda.core._stream cimport Stream, stream_for_python
 from cuda.core._stream_handle cimport StreamHandle, release_stream
@@ -14,39 +17,95 @@ from cuda.core._memory import _exit_pass
 
 __all__ = ["MemoryResource"]
 
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() noexcept nogil
-
-cdef dict _asked = {}  # thread -> the record whose release is asking a subclass of a built-in resource
+cdef extern from *:
+    """
+    /* The record whose release is asking a resource written in Python, on this thread. Whoever asks holds it. */
+    static thread_local PyObject *cuda_core_asked = nullptr;
+    #define cuda_core_look_asked() (cuda_core_asked)
+    #define cuda_core_put_asked(record) ((void)(cuda_core_asked = (record)))
+    """
+    PyObject* _asked "cuda_core_look_asked"() noexcept
+    void _put_asked "cuda_core_put_asked"(PyObject*) noexcept
 
 
 cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1:
-    """The deleter of Python-defined resources: ask ``deallocate``, once, with the size that was allocated."""
+    """The deleter of Python-defined resources: ask ``deallocate``, once, with the size that was allocated.
+
+    What it frees with, the ``deallocate`` of a built-in resource or :meth:`MemoryResource.checked_free`, must find this
+    record, and by it tell a release from a call by hand.
+    """
     cdef Stream stream = stream_for_python(order)
-    cdef object thread, outer
-    if not (<MemoryResource>record.resource).indexed:
-        record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
-        return 0
-    # A subclass of a built-in resource: its deallocate will call the built-in one, which must find this record.
-    thread = PyThread_get_thread_ident()
-    outer = _asked.get(thread)
-    _asked[thread] = record
+    cdef PyObject* outer = _asked()
+    _put_asked(<PyObject*>record)
     try:
         record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
     finally:
-        if outer is None:
-            del _asked[thread]
-        else:
-            _asked[thread] = outer
+        _put_asked(outer)
     return 0
 
 
 cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer):
     """Return the record whose release is asking ``resource`` on this thread to free ``pointer``, or None."""
-    cdef Record record = _asked.get(PyThread_get_thread_ident())
-    if record is None or record.resource is not resource or record.pointer != pointer:
+    cdef PyObject* record = _asked()
+    if record == NULL or (<Record>record).resource is not resource or (<Record>record).pointer != pointer:
         return None
-    return record
+    return <Record>record
+
+
+cdef class _CheckedFree:
+    """What :meth:`MemoryResource.checked_free` returns: it claims an ``Allocation`` while its memory is freed."""
+
+    cdef Allocation allocation      # None where there is nobody to be told
+    cdef uintptr_t pointer
+
+    def __enter__(self):
+        if self.allocation is not None:
+            begin_hand_over(self.allocation, TAKER_DETACHED, "freed")
+
+    def __exit__(self, kind, value, traceback):
+        cdef Allocation allocation = self.allocation
+        self.allocation = None
+        if kind is not None:
+            if allocation is not None:
+                abort_hand_over(allocation)
+            return
+        end_left_behind(self.pointer)
+        if allocation is not None:
+            commit_hand_over(allocation, None, TAKER_DETACHED)
+            allocation.forget()
+
+
+cdef _CheckedFree _NOBODY_TO_TELL = _CheckedFree.__new__(_CheckedFree)
+
+
+cdef Allocation detached_at(object resource, uintptr_t pointer):
+    """Return the ``Allocation`` that has an address of a resource, or None.
+
+    Raises
+    ------
+    OwnershipError
+        If an open buffer or loans have it, or another call is freeing or moving it.
+    """
+    cdef Allocation found = None
+    cdef Record record
+    cdef uint64_t bits
+    for record in open_records_of(resource):
+        if record.pointer != pointer:
+            continue
+        bits = record.word.load()
+        if record.state() == STATE_OWNED:
+            if bits & CLAIM_MASK:
+                raise OwnershipError(f"another call is freeing the allocation at {<size_t>pointer:#x}, or moving it")
+            if not isinstance(record, Allocation):
+                raise OwnershipError(
+                    f"an open buffer owns the allocation at {<size_t>pointer:#x}; close the buffer instead"
+                )
+            found = record
+        elif record.taker() == TAKER_LOANS and bits & (LOANS_MASK | CLAIM_MASK):
+            raise OwnershipError(
+                f"loans hold the allocation at {<size_t>pointer:#x}; it goes with the last of them"
+            )
+    return found
 
 
 cdef object device_of_resource(MemoryResource resource):
@@ -262,6 +321,81 @@ cdef class MemoryResource:
         >>> mr.deallocate(allocation.handle, allocation.size, stream=stream)
         """
         raise TypeError(f"{type(self).__name__}.deallocate must be overridden by the subclass")
+
+    def checked_free(self, ptr: DevicePointerType, size: int) -> AbstractContextManager[None]:
+        """Have a ``deallocate`` that is called by hand follow the rules of built-in resources. For authors.
+
+        Parameters
+        ----------
+        ptr : int
+            Where the allocation begins, as ``deallocate`` was given it.
+        size : int
+            Its size in bytes, likewise.
+
+        Returns
+        -------
+        context manager
+            Free inside its ``with`` block. If an ``Allocation`` has the address, it counts as handed over behind the
+            block, or has the memory as before if the block raises.
+
+        Raises
+        ------
+        OwnershipError
+            If an open buffer owns the address; close the buffer instead. If loans hold it. If another call is freeing
+            or moving it.
+        ValueError
+            If an ``Allocation`` has the address, and ``size`` is not its size.
+
+        Notes
+        -----
+        Where a buffer or a loan asks to free its own memory, this does nothing and is quick. Called by hand, it looks
+        through everything that is live. An address that nobody has passes: whether the resource knows it is its own to
+        say, and what was handed over is freed in this way.
+
+        Examples
+        --------
+        >>> from cuda.core import Buffer, Device, MemoryResource
+        >>> Device(0).set_current()
+        >>> class Blocks(MemoryResource):
+        ...     is_device_accessible, is_host_accessible, device_id = False, True, -1
+        ...     blocks = {}
+        ...
+        ...     def allocate(self, size, *, stream=None):
+        ...         block = bytearray(size)
+        ...         self.blocks[id(block)] = block  # stands for an address
+        ...         return Buffer.from_handle(id(block), size, mr=self, stream=stream)
+        ...
+        ...     def deallocate(self, ptr, size, *, stream=None):
+        ...         with self.checked_free(ptr, size):
+        ...             del self.blocks[ptr]
+        >>> blocks = Blocks()
+        >>> buffer = blocks.allocate(64)
+        >>> blocks.deallocate(buffer.handle, 64)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        cuda.core...OwnershipError: an open buffer owns the allocation at 0x...; close the buffer instead
+        >>> allocation = buffer.detach()
+        >>> blocks.deallocate(allocation.handle, 64)
+        >>> allocation.transferred_to.name
+        'DETACHED'
+        """
+        cdef uintptr_t address = pointer_argument(ptr, "ptr")
+        cdef size_t bytes_ = size_argument(size, "size")
+        cdef PyObject* asked = _asked()
+        cdef Allocation allocation
+        cdef _CheckedFree guard
+        if asked != NULL and (<Record>asked).resource is self and (<Record>asked).pointer == address:
+            return _NOBODY_TO_TELL
+        if not address:
+            return _NOBODY_TO_TELL
+        allocation = detached_at(self, address)
+        if allocation is not None and bytes_ != allocation.size:
+            raise ValueError(
+                f"size must be {allocation.size}, that of the allocation at {<size_t>address:#x}, got {bytes_}"
+            )
+        guard = _CheckedFree.__new__(_CheckedFree)
+        guard.allocation, guard.pointer = allocation, address
+        return guard
 
     @property
     def is_device_accessible(self) -> bool:

@@ -23,6 +23,7 @@ from cuda.core._memory._allocation cimport (
     QUEUE_IF_BUSY,
     WAIT,
     Record,
+    end_left_behind,
     pass_place,
     record_ended,
 )
@@ -182,6 +183,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     record.set_claiming_thread(0)
     record.apply(EVENT_COMMIT_RELEASE)
     record_ended(record)
+    end_left_behind(record.pointer)
     record.forget()
     if outcome == CLOSE_DONE and has_stuck():  # the driver gives back at the moment: what it refused is tried again
         retry_stuck(False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from cuda.core import Buffer, MemoryResource, Stream
+from cuda.core.adaptors._checks import address, integer
 from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
@@ -61,6 +62,9 @@ class MemoryResourceAdaptor(MemoryResource):
         if not isinstance(inner, MemoryResource):
             raise TypeError(f"inner must be a MemoryResource, got {type(inner).__name__}: {shown(inner)}")
         self._inner = inner
+        # Each new buffer asks for it, and a name that nobody has takes the long way through __getattr__.
+        if not hasattr(type(self), "unique_addresses"):
+            self.unique_addresses = bool(getattr(inner, "unique_addresses", False))
         # The inner buffers by address. No lock: each change is one operation of the dictionary. A lock would hang
         # where the collector runs in the middle of a change and frees a buffer of this very adaptor.
         self._buffers: dict[Any, Buffer] = {}
@@ -97,58 +101,80 @@ class MemoryResourceAdaptor(MemoryResource):
         <CloseResult.DONE: 0>
         """
         # Whether a stream is needed is for the inner resource to say.
+        if type(size) is not int:
+            size = integer(size, "size")
         buffer = self._inner.allocate(size, stream=stream)  # type: ignore[arg-type]
-        address, size = buffer.handle, buffer.size
+        at, size = buffer.handle, buffer.size
         if not size:
             # No memory is behind it, and its address can be that of others: there is nothing to keep.
             buffer.close()
             return Buffer.from_handle(0, 0, mr=self, stream=stream)
-        self._buffers[address] = buffer
+        self._buffers[at] = buffer
         try:
-            return Buffer.from_handle(address, size, mr=self, stream=stream)
+            return Buffer.from_handle(at, size, mr=self, stream=stream)
         except BaseException:
-            del self._buffers[address]
+            del self._buffers[at]
             buffer.close()
             raise
 
     def deallocate(
         self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
     ) -> None:
-        """Close the inner buffer. It is called by the buffers of this adaptor.
+        """Close the inner buffer. Buffers of this adaptor do this by themselves; a subclass calls it from its own.
 
         Parameters
         ----------
         ptr : int
             Where the allocation begins.
         size : int
-            Its size in bytes.
+            Its size in bytes. It must be that of the allocation.
         stream : Stream, optional
             The stream behind which the memory is returned.
 
         Raises
         ------
+        OwnershipError
+            If it is called by hand, and an open buffer owns the address; close the buffer instead. If loans hold it. If
+            another call is freeing it.
         ValueError
-            If this adaptor has not allocated what is at the address, or freed it before. Nothing is freed then, and a
-            buffer that was moved here from another adaptor can be moved back.
+            If this adaptor has not allocated what is at the address, or freed it before; a buffer that was moved here
+            from another adaptor can be moved back. If the size is not that of the allocation.
         Exception
             Whatever the inner resource raises. Nothing is freed then.
 
+        Notes
+        -----
+        Called by hand it frees what was detached. An ``Allocation`` that is freed this way counts as handed over.
+
         Examples
         --------
-        >>> MemoryResourceAdaptor(pinned).allocate(64).close()  # calls it
-        <CloseResult.DONE: 0>
+        >>> adaptor = MemoryResourceAdaptor(pinned)
+        >>> allocation = adaptor.allocate(64).detach()
+        >>> adaptor.deallocate(allocation.handle, 64)
+        >>> allocation.transferred_to.name
+        'DETACHED'
         """
-        if not size:
-            return
-        # Before the free: the moment the memory is free, its address may be another thread's.
-        buffer = self._buffers.pop(ptr, None)
-        if buffer is None:
-            raise ValueError(f"this {type(self).__name__} has allocated nothing that is open at {ptr:#x}")
-        try:
-            buffer.close(stream)
-        except BaseException:
-            self._buffers[ptr] = buffer
-            raise
+        if type(ptr) is not int:
+            ptr = address(ptr)
+        if type(size) is not int:
+            size = integer(size, "size")
+        with self.checked_free(ptr, size):
+            if not ptr or not size:
+                return
+            # Before the free: the moment the memory is free, its address may be another thread's.
+            buffer = self._buffers.pop(ptr, None)
+            if buffer is None:
+                raise ValueError(f"this {type(self).__name__} has allocated nothing that is open at {ptr:#x}")
+            try:
+                # Of a buffer in one cycle with this one the collector may have ended the inner one first: it is empty.
+                if size != buffer.size and buffer.size:
+                    raise ValueError(
+                        f"size must be {buffer.size}, that of the allocation at {ptr:#x}, got {size}"
+                    )
+                buffer.close(stream)
+            except BaseException:
+                self._buffers[ptr] = buffer
+                raise
 
     @property
     def is_device_accessible(self) -> bool:

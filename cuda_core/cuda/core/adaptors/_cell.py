@@ -17,25 +17,23 @@ class Cell(Generic[Value]):
 
     Threads take turns by a lock. A lock does not keep out the thread that holds it: the collector may run inside a
     change, free a buffer, and so come here again. The lock lets it in, and the change that it cut short begins again.
+
+    ``value`` is for reading.
     """
 
-    __slots__ = ("_lock", "_value")
+    __slots__ = ("_lock", "value")
 
     def __init__(self, value: Value) -> None:
         self._lock = threading.RLock()
-        self._value = value
-
-    @property
-    def value(self) -> Value:
-        return self._value
+        self.value = value
 
     def change(self, function: Callable[..., Value], *arguments: Any) -> Value:
         """Replace the value by ``function(value, *arguments)`` and return it. What that raises leaves it as it was."""
         with self._lock:
             while True:
-                before = self._value
+                before = self.value
                 after = function(before, *arguments)
                 # No call and no new object between these two lines, so that the collector cannot run between them.
-                if self._value is before:
-                    self._value = after
+                if self.value is before:
+                    self.value = after
                     return after

@@ -13,6 +13,7 @@ import attrs
 from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
 from cuda.core.adaptors._cell import Cell
+from cuda.core.adaptors._checks import integer
 from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
@@ -113,7 +114,8 @@ class FailingAdaptor(MemoryResourceAdaptor):
             ...
         MemoryError: allocation 2 fails on request
         """
-        default = MemoryError(f"allocation {nth} fails on request")
+        nth = integer(nth, "nth", 1)
+        default = MemoryError(f"allocation {shown(nth)} fails on request")
         return self._requested(self._allocations, nth, sticky, default if error is None else error)
 
     def fail_free(
@@ -151,17 +153,14 @@ class FailingAdaptor(MemoryResourceAdaptor):
         >>> buffer.close()
         <CloseResult.DONE: 0>
         """
-        default = RuntimeError(f"free {nth} fails on request")
+        nth = integer(nth, "nth", 1)
+        default = RuntimeError(f"free {shown(nth)} fails on request")
         return self._requested(self._frees, nth, sticky, default if error is None else error)
 
     @staticmethod
     def _requested(
         requests: _Requests, nth: int, sticky: bool, error: _Error
     ) -> AbstractContextManager[None]:
-        if isinstance(nth, bool) or not isinstance(nth, int):
-            raise TypeError(f"nth must be an integer, got {type(nth).__name__}: {shown(nth)}")
-        if nth < 1:
-            raise ValueError(f"nth counts from 1, got {nth}")
         kind = error if isinstance(error, type) else type(error)
         if not issubclass(kind, BaseException):
             raise TypeError(f"error must be an exception, got {kind.__name__}: {shown(error)}")

@@ -8,7 +8,7 @@ import operator
 from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
 from cuda.core.adaptors._cell import Cell
-from cuda.core.adaptors._shown import shown
+from cuda.core.adaptors._checks import integer
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 
@@ -53,12 +53,7 @@ class LimitAdaptor(MemoryResourceAdaptor):
 
     def __init__(self, inner: MemoryResource, limit: int) -> None:
         super().__init__(inner)
-        try:
-            self._limit = operator.index(limit)
-        except TypeError:
-            raise TypeError(f"limit must be an integer, got {type(limit).__name__}: {shown(limit)}") from None
-        if self._limit < 0:
-            raise ValueError(f"limit must not be negative, got {self._limit}")
+        self._limit = integer(limit, "limit", 0)
         self._used = Cell(0)
 
     @property
@@ -88,10 +83,7 @@ class LimitAdaptor(MemoryResourceAdaptor):
         TypeError
             If ``size`` is not an integer.
         """
-        try:
-            wanted = operator.index(size)
-        except TypeError:
-            raise TypeError(f"size must be an integer, got {type(size).__name__}: {shown(size)}") from None
+        wanted = integer(size, "size")
         # Before the allocation, so that two threads do not both see the last bytes free. A size that no resource
         # accepts is left to the inner one to refuse.
         taken = max(wanted, 0)
@@ -102,12 +94,14 @@ class LimitAdaptor(MemoryResourceAdaptor):
             self._used.change(operator.sub, taken)
             raise
         # From here the buffer's free gives its whole size back, so that must be what was taken.
-        try:
-            self._used.change(self._take, buffer.size - taken)
-        except BaseException:
-            self._used.change(operator.add, buffer.size - taken)
-            buffer.close()
-            raise
+        more = buffer.size - taken
+        if more:
+            try:
+                self._used.change(self._take, more)
+            except BaseException:
+                self._used.change(operator.add, more)
+                buffer.close()
+                raise
         return buffer
 
     def deallocate(
@@ -115,4 +109,4 @@ class LimitAdaptor(MemoryResourceAdaptor):
     ) -> None:
         """Free, and give the bytes back to the limit, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
         super().deallocate(ptr, size, stream=stream)
-        self._used.change(operator.sub, size)
+        self._used.change(operator.sub, int(size))

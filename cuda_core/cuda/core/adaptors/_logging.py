@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
+from cuda.core.adaptors._checks import address, integer
 from cuda.core.adaptors._shown import shown
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 
 __all__ = ["LoggingAdaptor"]
+
+
+def _always(level: int) -> bool:
+    return True
 
 
 def _stream_text(stream: object) -> str:
@@ -60,10 +66,10 @@ class LoggingAdaptor(MemoryResourceAdaptor):
             raise TypeError(
                 f"logger must be a Logger or a name, got {type(logger).__name__}: {shown(logger)}"
             )
-        if not isinstance(level, int):
-            raise TypeError(f"level must be an integer, got {type(level).__name__}: {shown(level)}")
         self._logger = logger
-        self._level = level
+        self._level = integer(level, "level")
+        # Most loggers are silent most of the time, and a line costs before the logger throws it away.
+        self._writes: Callable[[int], bool] = getattr(logger, "isEnabledFor", _always)
 
     def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate from the inner resource and log it. As :meth:`MemoryResourceAdaptor.allocate`."""
@@ -82,15 +88,25 @@ class LoggingAdaptor(MemoryResourceAdaptor):
                 ),  # not the object: a handler that keeps records would keep its frames, and their buffers
             )
             raise
-        log(level, "allocate size=%d address=%#x stream=%s", buffer.size, buffer.handle, _stream_text(stream))
+        if self._writes(level):
+            log(
+                level,
+                "allocate size=%d address=%#x stream=%s",
+                buffer.size,
+                buffer.handle,
+                _stream_text(stream),
+            )
         return buffer
 
     def deallocate(
         self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
     ) -> None:
         """Log and free, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
+        if type(ptr) is not int or type(size) is not int:
+            ptr, size = address(ptr), integer(size, "size")
         log, level = self._logger.log, self._level
-        log(level, "free size=%d address=%#x stream=%s", size, ptr, _stream_text(stream))
+        if self._writes(level):
+            log(level, "free size=%d address=%#x stream=%s", size, ptr, _stream_text(stream))
         try:
             super().deallocate(ptr, size, stream=stream)
         except BaseException as error:

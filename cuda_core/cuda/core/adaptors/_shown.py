@@ -11,4 +11,9 @@ _repr.maxother = _repr.maxstring = 160
 
 def shown(value: object) -> str:
     """Return a value as one short line, whatever its ``repr`` is."""
-    return " ".join(_repr.repr(value).split())
+    try:
+        return " ".join(_repr.repr(value).split())
+    except Exception as error:  # an integer may have more digits than Python prints
+        if isinstance(value, int):
+            return f"an integer of {int.bit_length(value)} bits"
+        return f"an object whose repr() raises {type(error).__name__}"

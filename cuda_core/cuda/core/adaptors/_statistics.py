@@ -45,49 +45,43 @@ class MemoryStatistics:
     total_count: int = 0
 
 
-_Stack: TypeAlias = tuple[MemoryStatistics, ...]
+# The six numbers of a region, in the order of the class above. They change with each allocation, and an object of that
+# class would be made for each.
+_Numbers: TypeAlias = tuple[int, int, int, int, int, int]
+_Stack: TypeAlias = tuple[_Numbers, ...]
+_NONE: _Numbers = (0, 0, 0, 0, 0, 0)
 
 
 def _allocated(stack: _Stack, size: int) -> _Stack:
-    *outer, top = stack
-    current_bytes, current_count = top.current_bytes + size, top.current_count + 1
-    return (
-        *outer,
-        MemoryStatistics(
-            current_bytes,
-            current_count,
-            max(top.peak_bytes, current_bytes),
-            max(top.peak_count, current_count),
-            top.total_bytes + size,
-            top.total_count + 1,
-        ),
+    current_bytes, current_count, peak_bytes, peak_count, total_bytes, total_count = stack[-1]
+    current_bytes += size
+    current_count += 1
+    top = (
+        current_bytes,
+        current_count,
+        current_bytes if current_bytes > peak_bytes else peak_bytes,
+        current_count if current_count > peak_count else peak_count,
+        total_bytes + size,
+        total_count + 1,
     )
+    return (top,) if len(stack) == 1 else (*stack[:-1], top)
 
 
 def _freed(stack: _Stack, size: int) -> _Stack:
-    *outer, top = stack
-    return (
-        *outer,
-        MemoryStatistics(
-            top.current_bytes - size,
-            top.current_count - 1,
-            top.peak_bytes,
-            top.peak_count,
-            top.total_bytes,
-            top.total_count,
-        ),
-    )
+    current_bytes, current_count, peak_bytes, peak_count, total_bytes, total_count = stack[-1]
+    top = (current_bytes - size, current_count - 1, peak_bytes, peak_count, total_bytes, total_count)
+    return (top,) if len(stack) == 1 else (*stack[:-1], top)
 
 
-def _joined(below: MemoryStatistics, top: MemoryStatistics) -> MemoryStatistics:
+def _joined(below: _Numbers, top: _Numbers) -> _Numbers:
     """Return what a region has seen when one inside it ends."""
-    return MemoryStatistics(
-        below.current_bytes + top.current_bytes,
-        below.current_count + top.current_count,
-        max(below.peak_bytes, below.current_bytes + top.peak_bytes),
-        max(below.peak_count, below.current_count + top.peak_count),
-        below.total_bytes + top.total_bytes,
-        below.total_count + top.total_count,
+    return (
+        below[0] + top[0],
+        below[1] + top[1],
+        max(below[2], below[0] + top[2]),
+        max(below[3], below[1] + top[3]),
+        below[4] + top[4],
+        below[5] + top[5],
     )
 
 
@@ -126,7 +120,7 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
 
     def __init__(self, inner: MemoryResource) -> None:
         super().__init__(inner)
-        self._stack: Cell[_Stack] = Cell((MemoryStatistics(),))
+        self._stack: Cell[_Stack] = Cell((_NONE,))
 
     def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate from the inner resource and count it. As :meth:`MemoryResourceAdaptor.allocate`."""
@@ -139,12 +133,12 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
     ) -> None:
         """Free and count it, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
         super().deallocate(ptr, size, stream=stream)
-        self._stack.change(_freed, size)
+        self._stack.change(_freed, int(size))
 
     @property
     def statistics(self) -> MemoryStatistics:
         """MemoryStatistics: of the innermost region; without one, of everything since the adaptor was made."""
-        return self._stack.value[-1]
+        return MemoryStatistics(*self._stack.value[-1])
 
     @property
     def depth(self) -> int:
@@ -163,7 +157,7 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
         >>> counted.pop().peak_bytes
         64
         """
-        self._stack.change(lambda stack: (*stack, MemoryStatistics()))
+        self._stack.change(lambda stack: (*stack, _NONE))
 
     def pop(self) -> MemoryStatistics:
         """End the innermost region. The one around it has seen what it saw.
@@ -185,7 +179,7 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
         >>> counted.pop().total_count
         0
         """
-        ended: list[MemoryStatistics] = []
+        ended: list[_Numbers] = []
 
         def end(stack: _Stack) -> _Stack:
             if len(stack) < 2:
@@ -195,7 +189,7 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
             return (*outer, _joined(below, top))
 
         self._stack.change(end)
-        return ended[0]
+        return MemoryStatistics(*ended[0])
 
     @contextlib.contextmanager
     def region(self) -> Iterator[_Region]:

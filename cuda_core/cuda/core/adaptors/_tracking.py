@@ -4,25 +4,24 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import sys
 import threading
 import traceback
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
 
 import attrs
 
 from cuda.core import Buffer, MemoryResource, Stream
 from cuda.core.adaptors._adaptor import MemoryResourceAdaptor
-from cuda.core.adaptors._shown import shown
+from cuda.core.adaptors._checks import address, integer
 from cuda.core.graph import GraphBuilder
 from cuda.core.typing import DevicePointerType
 
 __all__ = ["OpenAllocation", "TrackingAdaptor"]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class OpenAllocation:
     """An allocation that has not been freed yet, as :meth:`TrackingAdaptor.open_allocations` gives it.
 
@@ -42,13 +41,28 @@ class OpenAllocation:
     address: int
     size: int
     thread: str
-    origin: traceback.StackSummary
+    origin: traceback.StackSummary = attrs.field(eq=False)
 
     def __str__(self) -> str:
         text = f"allocation {self.serial}: {self.size} bytes at {self.address:#x}, by thread {self.thread}"
         return text + "".join(
             f"\n    {frame.filename}:{frame.lineno} in {frame.name}" for frame in self.origin
         )
+
+
+# A call of the program, without its frame, which would keep what its variables hold.
+_Place: TypeAlias = tuple[CodeType, int]
+# What is noted of an allocation; it becomes an object of the class above, and its calls readable, when somebody looks.
+_Entry: TypeAlias = tuple[int, int, int, str, tuple[_Place, ...]]
+
+
+def _summary(places: tuple[_Place, ...]) -> traceback.StackSummary:
+    return traceback.StackSummary.from_list(
+        [
+            traceback.FrameSummary(code.co_filename, line, code.co_name, lookup_line=False)
+            for code, line in reversed(places)
+        ]
+    )
 
 
 class TrackingAdaptor(MemoryResourceAdaptor):
@@ -91,45 +105,39 @@ class TrackingAdaptor(MemoryResourceAdaptor):
 
     def __init__(self, inner: MemoryResource, frames: int = 8) -> None:
         super().__init__(inner)
-        try:
-            self._frames = operator.index(frames)
-        except TypeError:
-            raise TypeError(
-                f"frames must be an integer, got {type(frames).__name__}: {shown(frames)}"
-            ) from None
-        if self._frames < 0:
-            raise ValueError(f"frames must not be negative, got {self._frames}")
+        self._frames = min(integer(frames, "frames", 0), sys.maxsize)
         self._serials = itertools.count(1)
         # By address; each change is one operation, as in the class above.
-        self._open: dict[Any, OpenAllocation] = {}
+        self._open: dict[Any, _Entry] = {}
 
-    def _origin(self) -> traceback.StackSummary:
-        if not self._frames:
-            return traceback.StackSummary()
-        frame: FrameType | None = sys._getframe(2)
+    def _places(self) -> tuple[_Place, ...]:
+        """Return the calls that lead here, the innermost first."""
+        places: list[_Place] = []
+        wanted = self._frames
+        frame: FrameType | None = sys._getframe(2) if wanted else None
         while frame is not None and frame.f_globals.get("__name__", "").startswith("cuda.core.adaptors."):
             frame = frame.f_back  # of adaptors around this one
-        calls = itertools.islice(traceback.walk_stack(frame), self._frames)
-        # The lines of the source are read when somebody looks at them.
-        summary = traceback.StackSummary.extract(calls, lookup_lines=False)
-        summary.reverse()
-        return summary
+        while frame is not None and len(places) < wanted:
+            places.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        return tuple(places)
 
     def allocate(self, size: int, *, stream: Stream | GraphBuilder | None = None) -> Buffer:
         """Allocate from the inner resource and note it. As :meth:`MemoryResourceAdaptor.allocate`."""
-        origin = self._origin()
+        places = self._places()
         buffer = super().allocate(size, stream=stream)
-        if buffer.size:
-            address = buffer.handle
-            self._open[address] = OpenAllocation(
-                next(self._serials), address, buffer.size, threading.current_thread().name, origin
-            )
+        taken = buffer.size
+        if taken:
+            at = buffer.handle
+            self._open[at] = (next(self._serials), at, taken, threading.current_thread().name, places)
         return buffer
 
     def deallocate(
         self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
     ) -> None:
         """Forget and free, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
+        if type(ptr) is not int:
+            ptr = address(ptr)
         entry = self._open.pop(ptr, None)
         try:
             super().deallocate(ptr, size, stream=stream)
@@ -152,7 +160,11 @@ class TrackingAdaptor(MemoryResourceAdaptor):
         ...     [entry.size for entry in tracked.open_allocations()]
         [64]
         """
-        return sorted(self._open.copy().values(), key=lambda entry: entry.serial)
+        entries = sorted(self._open.copy().values(), key=lambda entry: entry[0])
+        return [
+            OpenAllocation(serial, at, size, thread, _summary(places))
+            for serial, at, size, thread, places in entries
+        ]
 
     def report(self) -> str:
         """Return what is allocated as a text, with origins.

@@ -4,6 +4,7 @@
 python -m cuda.core.testing._child FILE MODULE CLASS
 """
 
+import faulthandler
 import functools
 import gc
 import importlib.util
@@ -44,6 +45,7 @@ def end_with_everything_alive(path, name, qualified):
 
 
 MOST_LINES = 200
+HANGS_AFTER = 15  # seconds without a step; one takes milliseconds
 
 
 def collect_in_the_middle(path, name, qualified):
@@ -52,9 +54,11 @@ def collect_in_the_middle(path, name, qualified):
     device.set_current()
     stream = device.create_stream()
     tests = _load(path, name, qualified)()
-    resource = tests.make_resource()
     gc.disable()  # when it runs is decided here
+    gc.freeze()  # what is there by now is no garbage: three collections a step would look through all of pytest
+    resource = tests.make_resource()
     for number in range(1, MOST_LINES):
+        faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
         cycle = [resource.allocate(tests.sizes[0], stream=stream)]
         cycle.append(cycle)
         del cycle
@@ -75,7 +79,8 @@ def collect_in_the_middle(path, name, qualified):
             sys.settrace(None)
         gc.collect()
         if to_go > 0:
-            return  # the two have fewer lines
+            break  # the two have fewer lines
+    faulthandler.cancel_dump_traceback_later()
 
 
 def peer(pipe):

@@ -15,6 +15,7 @@ from cuda.core.testing._capability_checks import CapabilityChecks
 from cuda.core.testing._contract import call, require, shown
 from cuda.core.testing._failure_checks import FailureChecks
 from cuda.core.testing._machine import MachineCheck
+from cuda.core.testing._options import check_options
 from cuda.core.testing._release_checks import ReleaseChecks
 from cuda.core.testing._watch import DriverCalls, settled
 
@@ -22,6 +23,7 @@ __all__ = ["MemoryResourceTests"]
 
 
 _FAILED = pytest.StashKey[str]()  # of a class: the first of its checks that has failed
+_BAD_OPTION = pytest.StashKey[str]()  # of a class: what was said of it
 _NO_DRIVER = pytest.StashKey[str]()  # of a session: that it has none was said
 
 _NO_DRIVER_TEXT = (
@@ -63,6 +65,8 @@ class MemoryResourceTests(MachineCheck, CapabilityChecks, FailureChecks, Release
 
     Notes
     -----
+    An attribute that is none of these, such as a size of 0 or ``True``, is refused once, before any check.
+
     A test that cannot be made here is skipped and says why: making driver calls fail, for one, needs the simulated
     driver, alone or in front of a real one.
 
@@ -172,7 +176,26 @@ class MemoryResourceTests(MachineCheck, CapabilityChecks, FailureChecks, Release
         """To be asked for by a test that makes the driver refuse calls."""
 
     @pytest.fixture(autouse=True)
-    def failures(self, request):
+    def quick_collections(self):
+        """Have the collector look at what the check makes alone, and not each time at all of pytest and hypothesis."""
+        gc.freeze()
+        yield
+        gc.unfreeze()
+
+    @pytest.fixture(autouse=True)
+    def options(self, request):
+        """Refuse attributes of the class that are none, once, in the place of what every check would make of them."""
+        stash = request.node.getparent(pytest.Class).stash
+        if _BAD_OPTION in stash:
+            pytest.skip("the class has a bad attribute; see the first error")
+        try:
+            check_options(self)
+        except (TypeError, ValueError) as error:
+            stash[_BAD_OPTION] = str(error)
+            pytest.fail(f"{type(self).__name__}.{error}", pytrace=False)
+
+    @pytest.fixture(autouse=True)
+    def failures(self, request, options, quick_collections):
         """Note that a check of this class has failed, for those that would only say the same at greater length."""
         stash, session = request.node.getparent(pytest.Class).stash, request.session
         before = session.testsfailed

@@ -8,6 +8,8 @@ import time
 
 import attrs
 
+from cuda.core import memory_report
+
 __all__ = ["Asked", "DriverCalls", "settled"]
 
 
@@ -143,12 +145,20 @@ class DriverCalls:
         return self.sim.hold() if self.sim and self.sim.can_hold() else contextlib.nullcontext()
 
 
-def settled(measure, wanted, seconds=10):
+def settled(measure, wanted, seconds=10, quiet=0.3):
     """Return what ``measure()`` gives, as soon as that is ``wanted``; at the latest after so many seconds.
 
-    What a collection frees may be on its way in another thread.
+    What a collection frees may be on its way in another thread, which the report of the package tells. Where nothing
+    is, and nothing has changed for the time ``quiet``, it will not come: a resource that leaks fails many checks, and
+    each would take the whole time.
     """
-    end = time.monotonic() + seconds
-    while (now := measure()) != wanted and time.monotonic() < end:
+    begin = changed = time.monotonic()
+    before = now = measure()
+    while now != wanted and time.monotonic() < begin + seconds:
+        if now != before or any(release.state == "WAITING" for release in memory_report().queued):
+            changed, before = time.monotonic(), now
+        elif time.monotonic() > changed + quiet:
+            break
         time.sleep(0.005)
+        now = measure()
     return now
