@@ -27,7 +27,7 @@ from support import GRANULE, blocked, child_output, warnings_seen
 
 short = pytest.importorskip("_testcapi", reason="this Python was built without its test module")
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
-    # Its collector finds objects by walking the heaps of its allocator, which does not survive that one is put before it.
+    # Its collector walks the heaps of its allocator, which does not survive that another one is put before it.
     pytest.skip("a free-threaded Python cannot be made to fail allocations", allow_module_level=True)
 
 BUILT_IN = sorted(kind for kind, source in SOURCES.items() if source.built_in)
