@@ -184,7 +184,11 @@ cdef cydriver.CUstream stream_as_seen_here(StreamHandle* handle) noexcept nogil:
     The per-thread token would name this thread's own stream. Another thread's cannot be named; the legacy stream,
     which waits for all of them, takes its place: slower, never unordered.
     """
-    if handle.kind == STREAM_PER_THREAD and handle.thread != PyThread_get_thread_ident():
+    if (
+        handle.kind == STREAM_PER_THREAD
+        and handle.context != NULL  # else it was not bound, and is the calling thread's
+        and handle.thread != PyThread_get_thread_ident()
+    ):
         return <cydriver.CUstream>1
     return handle.stream
 

@@ -4,7 +4,7 @@
 from cuda.bindings cimport cydriver
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
-from cuda.core._context cimport ask_for_context, ask_for_id
+from cuda.core._context cimport ask_for_context, ask_for_id, context_is_gone
 from cuda.core._stream_handle cimport (
     STREAM_LEGACY,
     STREAM_PER_THREAD,
@@ -139,7 +139,8 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* capturing, cons
         function[0] = b"cuEventSynchronize"
         result = cydriver.cuEventSynchronize(event)
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    end_own_event(event, handle.context)
+    if not context_is_gone(handle.context, handle.context_id):  # else it went with that
+        end_own_event(event, handle.context)
     return result
 
 

@@ -122,15 +122,19 @@ cdef int _tell(void* unused) noexcept:
     return 0
 
 
+cdef bint _is_gone(cydriver.CUresult refusal) noexcept nogil:
+    """Whether a refusal says that there is nothing to destroy any more."""
+    return is_hopeless(refusal) or refusal in (
+        cydriver.CUresult.CUDA_ERROR_INVALID_HANDLE,
+        cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
+    )
+
+
 cdef void keep_undestroyed(ObjectKind kind, void* handle, cydriver.CUcontext context, unsigned long long context_id,
                            cydriver.CUresult refusal) noexcept nogil:
     """Keep what the driver has refused to destroy, unless it is gone: with its context, or destroyed by other code."""
     cdef Kept* one
-    if (
-        is_hopeless(refusal)
-        or refusal in (cydriver.CUresult.CUDA_ERROR_INVALID_HANDLE, cydriver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
-        or context_is_gone(context, context_id)
-    ):
+    if _is_gone(refusal) or context_is_gone(context, context_id):
         return
     _count.fetch_add(1)
     _counts[<int>kind].fetch_add(1)
@@ -172,7 +176,7 @@ cdef void try_undestroyed() noexcept nogil:
                 result = cydriver.cuEventDestroy(<cydriver.CUevent>one.handle)
             else:
                 result = cydriver.cuUserObjectRelease(<cydriver.CUuserObject>one.handle, 1)
-        if result != cydriver.CUresult.CUDA_SUCCESS and not is_hopeless(result):
+        if result != cydriver.CUresult.CUDA_SUCCESS and not _is_gone(result):
             _append(one)
         else:
             _count.fetch_sub(1)

@@ -9,11 +9,20 @@ import time
 import pytest
 
 from buffer_kinds import SOURCES
+from captures import capture, end_capture
 from cuda.bindings import driver
-from cuda.core import CloseResult, CUDAError, LegacyPinnedMemoryResource, Ownership
+from cuda.core import (
+    PER_THREAD_DEFAULT_STREAM,
+    CloseResult,
+    CUDAError,
+    LegacyPinnedMemoryResource,
+    Ownership,
+    StreamOptions,
+)
 from cuda.core._memory._queue import drain
 from held_work import Gate
-from support import attempt, check, warnings_seen
+from python_resources import Plain
+from support import attempt, check, race, warnings_seen
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -54,6 +63,12 @@ class Capturing:
         assert not self._thread.is_alive(), "the thread that captures hangs"
 
 
+def goes_on(until, capturing, released):
+    """Whether a race lasts: until then, and longer where a busy machine has given one side no turn."""
+    now = time.monotonic()
+    return now < until or (now < until + 20 and min(capturing.whole, released) <= 10)
+
+
 def let_go(how, box, reason=CAPTURED):
     """End the buffer in the box. A close may be refused because of a capture, and is made again then."""
     if how == "drop":
@@ -78,7 +93,7 @@ def test_a_capture_that_begins_beside_releases_stays_whole(device, kind, how, mo
     until = time.monotonic() + SECONDS
     released = 0
     with warnings_seen() as seen, Capturing(device, captured, mode) as capturing:
-        while time.monotonic() < until:
+        while goes_on(until, capturing, released):
             box = [source.allocate(stream=mine)]
             box[0].record_stream(captured)
             let_go(how, box)
@@ -140,7 +155,7 @@ def test_a_capture_that_begins_elsewhere_beside_releases_loses_no_memory(device,
     until = time.monotonic() + SECONDS
     released = 0
     with warnings_seen() as seen, CapturingElsewhere(device, captured, "relaxed") as capturing:
-        while time.monotonic() < until:
+        while goes_on(until, capturing, released):
             box = [source.allocate(stream=mine)]
             box[0].record_stream(captured)
             let_go(how, box, re.compile("captur|INVALID_VALUE"))
@@ -150,6 +165,53 @@ def test_a_capture_that_begins_elsewhere_beside_releases_loses_no_memory(device,
     assert [str(each.message) for each in seen] == []
     captured.close()
     mine.close()
+
+
+@pytest.mark.parametrize("how", ["close", "close without waiting", "drop"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_python_resource_is_not_asked_behind_several_streams_of_which_one_is_captured(device, how, which):
+    """One would have to wait for the other, which breaks the capture, or takes the other stream into it."""
+    streams = [device.create_stream() for _ in range(2)]
+    resource = Plain()
+    box = [resource.allocate(64, stream=streams[0])]
+    address = box[0].handle
+    box[0].record_stream(streams[1])
+    capture(streams[which])
+    with warnings_seen() as seen:
+        if how == "drop":
+            del box[0]
+        else:
+            with pytest.raises(CUDAError, match=r"being captured, and the release has several"):
+                box[0].close(wait=how == "close")
+            assert box[0].ownership is Ownership.OWNED
+    assert len(seen) == (how == "drop")
+    assert resource.asked == []
+    for index, one in enumerate(streams):
+        status = check(driver.cuStreamIsCapturing(int(one.handle)))
+        assert bool(status) == (index == which)
+    end_capture(streams[which])
+    if how == "drop":
+        resource.deallocate(address, 64)
+    else:
+        assert box[0].close() is CloseResult.DONE
+    for one in streams:
+        one.close()
+
+
+def test_the_per_thread_stream_of_another_thread_is_its_own(device):
+    """Waited for beside a capture, it must not be taken for the legacy stream, which waits for the captured one."""
+    captured = device.create_stream(options=StreamOptions(nonblocking=False))
+    builder = captured.create_graph_builder().begin_building()
+
+    def wait():
+        device.set_current()
+        PER_THREAD_DEFAULT_STREAM.sync()
+        return True
+
+    assert race(wait) == [True]
+    assert builder.is_building
+    builder.end_building().close()
+    captured.close()
 
 
 @pytest.mark.provokes_refusals

@@ -74,6 +74,7 @@ BOTH = {
 WINDOWS = {"_MemPoolAttributes"}
 # Nobody has one of these: they are bases, or kept inside.
 INSIDE = {
+    "_CheckedFree",
     "_Growth",
     "_MemPool",
     "_SharedPool",

@@ -86,6 +86,7 @@ ARGUMENTS = {
     "allocate": [dict(size=16, stream=legacy), dict(size=16, stream=stream), dict(size=16),
                  dict(size=0, stream=legacy)],
     "deallocate": [(4096, 16), dict(ptr=4096, size=16, stream=legacy), (0, 0)],
+    "checked_free": [(4096, 16), dict(ptr=4096, size=16)],
     "modify_allocation": [(virtual, 64 << 20)], "shrink": [(virtual, 1)], "trim": [()],
     "VirtualMemoryResource.trim": [(virtual,)], "set_access": [(virtual, device, "r")],
     "get_access": [(virtual, device)], "pause": [(virtual,)], "resume": [(virtual,)],

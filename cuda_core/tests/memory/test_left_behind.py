@@ -3,6 +3,8 @@
 
 import gc
 import os
+import threading
+from typing import ClassVar
 
 import attrs
 import pytest
@@ -13,6 +15,7 @@ from cuda.core import (
     Buffer,
     CUDAWarning,
     LegacyPinnedMemoryResource,
+    MemoryResource,
     VirtualMemoryResource,
     memory_report,
 )
@@ -310,3 +313,56 @@ assert os.waitpid(pid, 0)[1] == 0
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_the_child_of_a_fork_has_nothing_of_the_parents():
     assert child_output(CHILD).split() == ["1", "0"]
+
+
+def test_an_earlier_free_of_the_address_does_not_end_the_row(stream):
+    """A deallocate may return late: by then the address is another allocation's, which may have been left behind."""
+    freed, go = threading.Event(), threading.Event()
+
+    class Late(MemoryResource):
+        is_device_accessible, is_host_accessible, device_id = False, True, -1
+        release_on_collection = False
+        addresses: ClassVar[list] = [0x100000]
+
+        def allocate(self, size, *, stream=None):
+            return Buffer.from_handle(self.addresses.pop(), size, mr=self, stream=stream)
+
+        def deallocate(self, ptr, size, *, stream=None):
+            self.addresses.append(ptr)
+            freed.set()
+            assert go.wait(30)
+
+    resource = Late()
+    first = resource.allocate(64, stream=stream)
+    closing = threading.Thread(target=first.close, daemon=True)
+    closing.start()
+    assert freed.wait(30)
+    second = resource.allocate(64, stream=stream)
+    with warnings_seen():
+        del second
+        gc.collect()
+    assert (64, "KEPT", False) in seen()
+    go.set()
+    closing.join(30)
+    assert seen() == [(64, "KEPT", False)]
+    _left_behind.end(0x100000)
+
+
+def test_what_was_left_and_freed_does_not_gather(device, stream):
+    resource = LegacyPinnedMemoryResource()
+    addresses = []
+    with warnings_seen():
+        for _ in range(500):
+            buffer = resource.allocate(64, stream=stream)
+            buffer.release_on_collection = False
+            addresses.append(buffer.handle)
+            del buffer
+        for address in addresses:
+            resource.deallocate(address, 64)
+        for _ in range(2):  # at one address again and again
+            last = resource.allocate(64, stream=stream)
+            last.release_on_collection = False
+            address = last.handle
+            del last
+            resource.deallocate(address, 64)
+    assert len(_left_behind.entries) < 100

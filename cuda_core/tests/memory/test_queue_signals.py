@@ -127,6 +127,7 @@ def test_ctrl_c_ends_a_program_that_waits_for_room():
     done = run_child(
         """
 import os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background of a shell ignores it
 from held_work import Gate
 from support import GRANULE
 from cuda.core import Device, VirtualMemoryResource

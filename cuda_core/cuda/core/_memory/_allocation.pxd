@@ -91,7 +91,8 @@ cdef class Record:
     cdef str describe(self)
 
 cdef void record_ended(Record record) noexcept
-cdef void end_left_behind(uintptr_t pointer) noexcept
+cdef bint end_left_behind(uintptr_t pointer) noexcept
+cdef void put_back_left(uintptr_t pointer) noexcept
 cdef void pass_place(Record record, Record heir) noexcept
 cdef list open_records_of(object resource)
 cdef PyObject* record_of(Link* link) noexcept nogil

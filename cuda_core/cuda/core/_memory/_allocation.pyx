@@ -8,12 +8,16 @@ While a record must still return something it is on the list of what is live. Ev
 this is also where an observer hears of it.
 """
 
+import types
+import weakref
+
 cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libcpp.atomic cimport atomic, memory_order_release
 from libcpp.unordered_set cimport unordered_set
+from posix.unistd cimport getpid
 
 from cuda.core._driver cimport is_finalizing
 from cuda.core._fork cimport fork_generation
@@ -68,11 +72,16 @@ cdef void observe(Observer observer, Witness witness) noexcept nogil:
 # Where something is left that nobody can return any more; nearly always empty. A release looks here and must need no
 # memory, so that it is not the dictionary of the entries.
 cdef unordered_set[uintptr_t] _left_addresses
-cdef object _left_lock = _left_behind.entries
+cdef dict _entries = _left_behind.entries
+cdef object _left_lock = _entries
+cdef tuple _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
 cdef void _leave_behind(Record record) noexcept:
-    """Note that a record goes whose memory stays allocated. Where memory is short it is not in reports."""
+    """Note that a record goes whose memory stays allocated. Where memory is short it is not in reports.
+
+    No instruction of Python runs here: it could be where an interrupt is raised, and this is where none can pass.
+    """
     cdef uint64_t bits = record.word.load()
     cdef int state = record.state()
     cdef object resource = record.resource
@@ -85,13 +94,18 @@ cdef void _leave_behind(Record record) noexcept:
     if record.range is not None and record.word != &record.own_word:
         paused = record.range.paused.load()
         mapped = 0 if paused else record.range.mapped
-    # A function in one cycle with what it frees may be gone from here: the object itself then stands for it.
-    function = getattr(resource, "function", resource) if isinstance(resource, FreeFunction) else None
     kept = record.collected and not bits & FAILED_BIT
     try:
-        if not is_left(<size_t>record.pointer):
-            _left_behind.end(<size_t>record.pointer)  # of an allocation before this one
-        _left_behind.note(
+        if isinstance(resource, FreeFunction):
+            # A function in one cycle with what it frees may be gone from here: the object itself then stands for it.
+            function = getattr(resource, "function", None)
+            freed_by = resource if function is None else function
+            name = f"function {function.__qualname__ if type(function) in _FUNCTIONS else type(freed_by).__name__}"
+            reference = None
+        else:
+            freed_by, name = resource, type(resource).__name__
+            reference = weakref.ref(resource)
+        facts = (
             record.serial,
             <size_t>record.pointer,
             record.size,
@@ -100,20 +114,37 @@ cdef void _leave_behind(Record record) noexcept:
             record.device_id,
             "KEPT" if kept else "DROPPED",
             bool(bits & FAILED_BIT),
-            resource,
-            function,
+            reference,
+            <size_t><PyObject*>freed_by,
+            name,
+            getpid(),
         )
         with cython.critical_section(_left_lock):
+            others = _entries.get(<size_t>record.pointer, ()) if _left_addresses.count(record.pointer) else ()
+            _entries[<size_t>record.pointer] = (*others, facts)
             _left_addresses.insert(record.pointer)
+            if <size_t>len(_entries) > 2 * _left_addresses.size() + 64:
+                for address in tuple(_entries):  # those that have ended
+                    if not _left_addresses.count(<uintptr_t><size_t>address):
+                        del _entries[address]
     except MemoryError:
         pass
 
 
-cdef void end_left_behind(uintptr_t pointer) noexcept:
-    """Forget what was left at an address, which was freed or has an owner again. Needs no memory."""
+cdef bint end_left_behind(uintptr_t pointer) noexcept:
+    """Forget what was left at an address, which was freed or has an owner again. Needs no memory. True if anything."""
+    cdef bint was_there = False
     if not _left_addresses.empty():
         with cython.critical_section(_left_lock):
-            _left_addresses.erase(pointer)
+            was_there = _left_addresses.erase(pointer) != 0
+    return was_there
+
+
+cdef void put_back_left(uintptr_t pointer) noexcept:
+    """Take that back: it was not freed after all."""
+    with cython.critical_section(_left_lock):
+        if <size_t>pointer in _entries:
+            _left_addresses.insert(pointer)
 
 
 def is_left(size_t address) -> bool:

@@ -8,9 +8,10 @@ goes back when the call has put the copy into the stream. A copy that is capture
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
+from cuda.core._capture_lock cimport let_captures_begin
 from cuda.core._driver cimport check, ensure_driver, optional_function
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._graph_loans cimport GraphLoan, lend_late, lend_to_graph, take_back
+from cuda.core._memory._graph_loans cimport GraphLoan, hold_as_asked, lend_late, lend_to_graph, take_back
 from cuda.core._memory._location cimport location_argument
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
@@ -90,17 +91,31 @@ cdef int ensure_disjoint(Record dst, Record src, str where) except -1:
     return 0
 
 
+cdef bint _may_wait(Record record) except -1:
+    """Whether a copy may wait for work because of this memory: pageable memory of the host, or what is not known."""
+    return record.device_id < 0 and not (<object>record).is_device_accessible
+
+
 cdef int plain_copy(Record dst, Record src, StreamHandle* order) except -1:
     """Put a copy into a stream, or into the graph that is being captured on it. Both records are lent by the caller."""
     cdef GraphLoan loan
-    cdef bint captured = lend_to_graph(order, src, dst, &loan)
+    cdef bint captured, held
     cdef cydriver.CUresult result
-    with nogil:
-        result = cydriver.cuMemcpyAsync(dst.pointer, src.pointer, src.size, order.stream)
+    cdef bint waits = _may_wait(src) or _may_wait(dst)
+    while True:
+        captured = lend_to_graph(order, src, dst, &loan)
+        with nogil:
+            held = not waits and hold_as_asked(&loan)
+            if held or waits:
+                result = cydriver.cuMemcpyAsync(dst.pointer, src.pointer, src.size, order.stream)
+                if held:
+                    let_captures_begin()
+        if held or waits:
+            break
     if captured and result != cydriver.CUresult.CUDA_SUCCESS:
         take_back(&loan)
     check(result, b"cuMemcpyAsync")
-    if not captured:
+    if waits and not captured:
         lend_late(order, src, dst, &loan)
     return 0
 

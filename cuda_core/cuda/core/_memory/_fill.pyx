@@ -8,9 +8,10 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy
 
+from cuda.core._capture_lock cimport let_captures_begin
 from cuda.core._driver cimport check, ensure_driver
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._graph_loans cimport GraphLoan, lend_late, lend_to_graph, take_back
+from cuda.core._memory._graph_loans cimport GraphLoan, hold_as_asked, lend_to_graph, take_back
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
 from cuda.core._stream_handle cimport StreamHandle, release_stream
@@ -45,6 +46,18 @@ cdef size_t _pattern(object value, uint32_t* pattern) except 0:
     return width
 
 
+cdef cydriver.CUresult _fill(size_t pointer, size_t size, uint32_t pattern, size_t width, StreamHandle* order,
+                             const char** function) noexcept nogil:
+    if width == 1:
+        function[0] = b"cuMemsetD8Async"
+        return cydriver.cuMemsetD8Async(pointer, <uint8_t>pattern, size, order.stream)
+    if width == 2:
+        function[0] = b"cuMemsetD16Async"
+        return cydriver.cuMemsetD16Async(pointer, <uint16_t>pattern, size // 2, order.stream)
+    function[0] = b"cuMemsetD32Async"
+    return cydriver.cuMemsetD32Async(pointer, pattern, size // 4, order.stream)
+
+
 cdef int fill(Record record, object value, Stream stream) except -1:
     """Fill all of a record's memory, lent for the length of the call, or to the graph that captures it.
 
@@ -61,9 +74,9 @@ cdef int fill(Record record, object value, Stream stream) except -1:
     cdef size_t width = 0
     cdef StreamHandle* order
     cdef GraphLoan loan
-    cdef bint captured
-    cdef cydriver.CUresult result
-    cdef const char* function = b"cuMemsetD8Async"
+    cdef bint captured, so
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef const char* function = NULL
     order = stream._hold()  # the value's own code may close the stream
     try:
         width = _pattern(value, &pattern)
@@ -76,25 +89,18 @@ cdef int fill(Record record, object value, Stream stream) except -1:
             if record.size == 0:
                 return 0
             ensure_driver()
-            captured = lend_to_graph(order, record, None, &loan)
-            with nogil:
-                if width == 1:
-                    result = cydriver.cuMemsetD8Async(
-                        record.pointer, <uint8_t>pattern, record.size, order.stream
-                    )
-                elif width == 2:
-                    function = b"cuMemsetD16Async"
-                    result = cydriver.cuMemsetD16Async(
-                        record.pointer, <uint16_t>pattern, record.size // 2, order.stream
-                    )
-                else:
-                    function = b"cuMemsetD32Async"
-                    result = cydriver.cuMemsetD32Async(record.pointer, pattern, record.size // 4, order.stream)
+            while True:
+                captured = lend_to_graph(order, record, None, &loan)
+                with nogil:
+                    so = hold_as_asked(&loan)
+                    if so:
+                        result = _fill(record.pointer, record.size, pattern, width, order, &function)
+                        let_captures_begin()
+                if so:
+                    break
             if captured and result != cydriver.CUresult.CUDA_SUCCESS:
                 take_back(&loan)
             check(result, function)
-            if not captured:
-                lend_late(order, record, None, &loan)
         finally:
             end_loan(record)
     finally:

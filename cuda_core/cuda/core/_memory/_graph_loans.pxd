@@ -12,6 +12,9 @@ cdef struct GraphLoan:
 
 # Lends one record, or two, to the graph that is being captured on a stream. False, and nothing lent, where none is.
 cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1
+# Holds captures off if none has begun since lend_to_graph asked. Else False, and nothing is held; what was lent stays
+# with the graph that was asked about, and the stream may be in another capture by now, or in none.
+cdef bint hold_as_asked(GraphLoan* loan) noexcept nogil
 # Lends to a graph whose capture has begun since the stream was asked, and may have what was put there uncaptured.
 cdef int lend_late(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1
 # Takes back what lend_to_graph has lent, after the operation itself was refused.

@@ -16,7 +16,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
-from cuda.core._capture_lock cimport captures_begun
+from cuda.core._capture_lock cimport captures_begun, hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, error_for
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._graph_place cimport GraphPlace, note_lent
@@ -302,6 +302,14 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
         raise
     _give(lent, loan)
     return True
+
+
+cdef bint hold_as_asked(GraphLoan* loan) noexcept nogil:
+    hold_captures_off()
+    if captures_begun() == loan.begun:
+        return True
+    let_captures_begin()
+    return False
 
 
 cdef int lend_late(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1:

@@ -11,7 +11,7 @@ cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._driver cimport ensure_driver
-from cuda.core._memory._allocation cimport Record, end_left_behind, record_ended
+from cuda.core._memory._allocation cimport Record, end_left_behind, put_back_left, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._memory_resource cimport MemoryResource, record_being_asked
 from cuda.core._memory._ownership cimport (
@@ -261,8 +261,13 @@ cdef class IndexedResource(MemoryResource):
                 self._free_detached(address, bytes_, holding, order)
             elif bytes_:
                 ensure_driver()
-                self.free_unknown(address, bytes_, order)
-                end_left_behind(address)
+                was_left = end_left_behind(address)
+                try:
+                    self.free_unknown(address, bytes_, order)
+                except BaseException:
+                    if was_left:
+                        put_back_left(address)
+                    raise
         finally:
             release_stream(order)
 
@@ -270,6 +275,7 @@ cdef class IndexedResource(MemoryResource):
         """Free what was detached: by an Allocation that still has it, or after it was handed over or dropped."""
         cdef Holder holder = holding.holder()
         cdef Allocation allocation = None
+        cdef bint was_left
         if holder == HELD_BY_BUFFER:
             raise OwnershipError(
                 f"an open buffer owns the allocation at {<size_t>address:#x}; close the buffer instead"
@@ -289,15 +295,17 @@ cdef class IndexedResource(MemoryResource):
             if holding.being_freed or self._holdings.get(holding.key) is not holding:
                 raise OwnershipError(f"another call is freeing the allocation at {<size_t>address:#x}")
             holding.being_freed = True
+        was_left = end_left_behind(address)
         try:
             self.free_holding(address, holding, order)
         except BaseException:  # it can be tried again, or adopted
+            if was_left:
+                put_back_left(address)
             self.end_free(holding, False)
             if allocation is not None:
                 abort_hand_over(allocation)
             raise
         self.end_free(holding, True)
-        end_left_behind(address)
         if allocation is not None:
             commit_hand_over(allocation, None, TAKER_DETACHED)
             allocation.forget()

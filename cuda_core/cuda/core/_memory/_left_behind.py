@@ -9,16 +9,15 @@ address are taken out by whoever looks. An entry keeps nothing alive.
 from __future__ import annotations
 
 import os
-import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import attrs
+if TYPE_CHECKING:
+    import weakref
 
-__all__ = ["LeftBehind", "end", "left_behind", "note"]
+__all__ = ["LeftBehind", "end", "left_behind"]
 
 
-@attrs.frozen(eq=False)
-class LeftBehind:
+class LeftBehind(NamedTuple):
     """What is known of one allocation that was left behind."""
 
     serial: int
@@ -35,56 +34,18 @@ class LeftBehind:
     process: int
 
 
-# By address and number: of a resource around another, both can be left at one address. Each change is one operation.
-entries: dict[tuple[int, int], LeftBehind] = {}
-
-
-def note(
-    serial: int,
-    address: int,
-    size: int,
-    mapped: int,
-    paused: bool,
-    device_id: int,
-    state: str,
-    failed: bool,
-    resource: Any,
-    function: Any,
-) -> None:
-    """Make an entry. ``function`` is what frees where there is no resource."""
-    reference = None
-    if function is None:
-        name = type(resource).__name__
-        reference = weakref.ref(resource)
-    else:
-        name = f"function {getattr(function, '__qualname__', None) or type(function).__name__}"
-    freed_by = resource if function is None else function
-    entries[address, serial] = LeftBehind(
-        serial,
-        address,
-        size,
-        mapped,
-        paused,
-        device_id,
-        state,
-        failed,
-        reference,
-        id(freed_by),
-        name,
-        os.getpid(),
-    )
+# By address; of a resource around another, both can be left at one. The facts are plain tuples here: where they are
+# noted no instruction of Python may run, since it could be where an interrupt is raised, which would be lost.
+entries: dict[int, tuple[tuple[Any, ...], ...]] = {}
 
 
 def end(address: int) -> None:
     """Take out what was left at an address: it was freed, or has an owner again."""
-    for key in [key for key in entries.copy() if key[0] == address]:
-        entries.pop(key, None)
+    entries.pop(address, None)
 
 
 def left_behind() -> list[LeftBehind]:
     """Return what was left behind, the oldest first; in the child of a fork nothing of the parent's."""
     process = os.getpid()
-    return sorted(
-        (entry for entry in entries.copy().values() if entry.process == process),
-        key=lambda entry: entry.serial,
-    )
+    found = [LeftBehind._make(facts) for at_address in entries.copy().values() for facts in at_address]
+    return sorted((entry for entry in found if entry.process == process), key=lambda entry: entry.serial)

@@ -4,7 +4,7 @@
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint64_t, uintptr_t
 
-from cuda.core._memory._allocation cimport Record, end_left_behind, open_records_of
+from cuda.core._memory._allocation cimport Record, end_left_behind, open_records_of, put_back_left
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._ownership cimport CLAIM_MASK, LOANS_MASK, STATE_OWNED, TAKER_DETACHED, TAKER_LOANS
 from cuda.core._memory._transfer cimport Allocation, abort_hand_over, begin_hand_over, commit_hand_over
@@ -57,19 +57,22 @@ cdef class _CheckedFree:
 
     cdef Allocation allocation      # None where there is nobody to be told
     cdef uintptr_t pointer
+    cdef bint was_left              # with nobody to return it
 
     def __enter__(self):
         if self.allocation is not None:
             begin_hand_over(self.allocation, TAKER_DETACHED, "freed")
+        self.was_left = end_left_behind(self.pointer)
 
     def __exit__(self, kind, value, traceback):
         cdef Allocation allocation = self.allocation
         self.allocation = None
         if kind is not None:
+            if self.was_left:
+                put_back_left(self.pointer)
             if allocation is not None:
                 abort_hand_over(allocation)
             return
-        end_left_behind(self.pointer)
         if allocation is not None:
             commit_hand_over(allocation, None, TAKER_DETACHED)
             allocation.forget()

@@ -276,6 +276,8 @@ cdef class PlainResource(IndexedResource):
             if not hopeless or order.context == self.context_of_memory(record, &id):
                 self.mark_as_lost(record, error)
                 raise
+        if order != NULL:
+            self.ensure_not_gone(record)  # it may have been reset during the wait
         holding = self.begin_free(record)
         if self.is_freed(record, holding):
             return 0

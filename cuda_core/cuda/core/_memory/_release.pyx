@@ -25,6 +25,7 @@ from cuda.core._memory._allocation cimport (
     Record,
     end_left_behind,
     pass_place,
+    put_back_left,
     record_ended,
 )
 from cuda.core._memory._interrupts cimport is_interrupt, pass_on
@@ -163,10 +164,14 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     # The deleter may wait without the GIL, and another thread may replace the record's stream meanwhile.
     order = record.hold_stream() if order == NULL else retain_stream(order)
     record.set_claiming_thread(_thread_number())
+    # Before the free: behind it the address may be another's, who may have left it.
+    cdef bint was_left = end_left_behind(record.pointer)
     try:
         outcome = record.deleter(record, order, waiting)
     except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
         record.set_claiming_thread(0)
+        if was_left:
+            put_back_left(record.pointer)
         if _is_lost(error):
             # A deleter may know better: where it closed another buffer, it is that one's context.
             if getattr(error, "lost_place", None) is None:
@@ -183,7 +188,6 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     record.set_claiming_thread(0)
     record.apply(EVENT_COMMIT_RELEASE)
     record_ended(record)
-    end_left_behind(record.pointer)
     record.forget()
     if outcome == CLOSE_DONE and has_stuck():  # the driver gives back at the moment: what it refused is tried again
         retry_stuck(False)
