@@ -409,3 +409,19 @@ def test_a_reference_of_an_export_is_given_up_with_the_next(device, driver_watch
     other.ipc_descriptor.close()
     other.close()
     assert count(driver_watch, "physical_allocation") == 0
+
+
+def test_a_kept_stream_that_other_code_destroys_is_tried_once(device, driver_watch):
+    """By then the address may be a stranger's stream."""
+    live = dict(_counters.live())
+    stream = device.create_stream()
+    handle = int(stream.handle)
+    with driver_watch.fail("cuStreamDestroy", result=UNKNOWN), warnings_seen():
+        del stream
+        pending_calls()
+    check(driver.cuStreamDestroy(handle))
+    refused = len(driver_watch.refused())
+    for _ in range(5):
+        device.create_event().close()
+    assert len(driver_watch.refused()) == refused + 1
+    assert dict(_counters.live()) == live

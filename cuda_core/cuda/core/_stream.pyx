@@ -38,7 +38,7 @@ from cuda.core._stream_handle cimport (
     stream_is_capturing,
     wait_for_stream,
 )
-from cuda.core._stream_order cimport context_of_stream, wait_behind
+from cuda.core._stream_order cimport are_one_capture, context_of_stream, join_first
 from cuda.core._undestroyed cimport try_undestroyed
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
@@ -74,14 +74,20 @@ cdef Stream stream_for_python(StreamHandle* handle):
         If some streams of a set are being captured, and not all of them in one capture: a wait would break the capture,
         or take a stream into it that nobody captures. Or if the driver refuses.
     """
+    cdef const char* function = NULL
+    cdef cydriver.CUresult result
+    cdef bint capturing
     if handle == NULL:
         return default_stream()
     if handle.kind != STREAM_SET:
         return wrap_stream(handle)
-    if _join_uncaptured(handle):
+    with nogil:
+        result = join_first(handle, &capturing, &function)
+    check(result, function)
+    if not capturing:
         return wrap_stream(handle.members[0])
     streams = streams_of(handle)
-    if not _is_one_capture(handle):
+    if not are_one_capture(handle.members, handle.member_count):
         raise captured_error(
             "a stream that orders this release is being captured, and the release has several; release the buffer "
             "after the capture has ended, or close it with one stream"
@@ -89,47 +95,6 @@ cdef Stream stream_for_python(StreamHandle* handle):
     for other in streams[1:]:
         streams[0].wait(other)
     return streams[0]
-
-
-cdef bint _join_uncaptured(StreamHandle* all_) except -1:
-    """Let the first stream of a set wait for the others. False, and nothing done, where one is being captured."""
-    cdef StreamHandle* first = all_.members[0]
-    cdef cydriver.CUcontext context = NULL
-    cdef const char* function = NULL
-    cdef bint capturing = False, gone = False
-    cdef cydriver.CUresult result
-    cdef int member
-    with nogil:
-        hold_captures_off()
-        result = stream_is_capturing(all_, &capturing, &function)
-        if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
-            result = context_of_stream(first, &context, &function)
-            for member in range(1, all_.member_count):
-                if result == cydriver.CUresult.CUDA_SUCCESS:
-                    result = wait_behind(first.stream, context, all_.members[member], &gone, &function)
-                    if gone:
-                        result = cydriver.CUresult.CUDA_SUCCESS
-        let_captures_begin()
-    check(result, function)
-    return not capturing
-
-
-cdef bint _is_one_capture(StreamHandle* all_) except -1:
-    """Whether every stream of a set is being captured, in the same capture."""
-    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    cdef cydriver.cuuint64_t one = 0, id = 0
-    cdef cydriver.CUresult result
-    cdef int member
-    for member in range(all_.member_count):
-        if all_.members[member].kind == STREAM_LEGACY:
-            return False  # it is never captured itself
-        with nogil:
-            result = cydriver.cuStreamGetCaptureInfo(all_.members[member].stream, &status, &id, NULL, NULL, NULL, NULL)
-        check(result, b"cuStreamGetCaptureInfo")
-        if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE or (member and id != one):
-            return False
-        one = id
-    return True
 
 
 cdef StreamHandle* bind_stream(Stream stream) except NULL:

@@ -7,6 +7,9 @@ cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontex
                                          const char** function) noexcept nogil
 cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext context, StreamHandle* earlier,
                                    bint* gone, const char** function) noexcept nogil
-cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil
+cdef cydriver.CUresult join_first(StreamHandle* all_, bint* capturing, const char** function) noexcept nogil
+cdef bint are_one_capture(StreamHandle** streams, int count) except -1
+cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* capturing,
+                                     const char** function) noexcept nogil
 cdef cydriver.CUresult enter_context_of_stream(StreamHandle* handle, bint* pushed,
                                                const char** function) noexcept nogil

@@ -5,6 +5,7 @@ from cuda.bindings cimport cydriver
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport ask_for_context, ask_for_id, context_is_gone
+from cuda.core._driver cimport check
 from cuda.core._stream_handle cimport (
     STREAM_LEGACY,
     STREAM_PER_THREAD,
@@ -101,11 +102,52 @@ cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext c
     return result
 
 
-cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil:
+cdef cydriver.CUresult join_first(StreamHandle* all_, bint* capturing, const char** function) noexcept nogil:
+    """Let the first stream of a set wait for the others, unless one of them is being captured: nothing is done then."""
+    cdef StreamHandle* first = all_.members[0]
+    cdef cydriver.CUcontext context = NULL
+    cdef cydriver.CUresult result
+    cdef bint gone
+    cdef int member
+    hold_captures_off()
+    result = stream_is_capturing(all_, capturing, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS and not capturing[0]:
+        result = context_of_stream(first, &context, function)
+        for member in range(1, all_.member_count):
+            if result != cydriver.CUresult.CUDA_SUCCESS:
+                break
+            result = wait_behind(first.stream, context, all_.members[member], &gone, function)
+            if gone:
+                result = cydriver.CUresult.CUDA_SUCCESS
+    let_captures_begin()
+    return result
+
+
+cdef bint are_one_capture(StreamHandle** streams, int count) except -1:
+    """Whether every one of these streams is being captured, all in the same capture."""
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.cuuint64_t first = 0, id = 0
+    cdef cydriver.CUresult result
+    cdef int index
+    for index in range(count):
+        if streams[index].stream == <cydriver.CUstream>1 and streams[index].kind in (STREAM_LEGACY, STREAM_PER_THREAD):
+            return False  # the legacy stream is never captured itself; a stream that it waits for is
+        with nogil:
+            result = cydriver.cuStreamGetCaptureInfo(streams[index].stream, &status, &id, NULL, NULL, NULL, NULL)
+        check(result, b"cuStreamGetCaptureInfo")
+        if status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE or (index and id != first):
+            return False
+        first = id
+    return True
+
+
+cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* capturing,
+                                     const char** function) noexcept nogil:
     """Wait, without the GIL, for what is in a stream, and in a set each; not for one that is being captured.
 
-    A capture that begins during the wait is not disturbed: it is an event that is waited for. ``capturing`` tells that
-    one of the streams is being captured; nothing was done to it then. On failure ``function`` names the call.
+    A capture that begins during the wait is not disturbed: it is an event that is waited for. ``waited`` becomes True
+    where there was work. ``capturing`` tells that one of the streams is being captured; nothing was done to it then. On
+    failure ``function`` names the call.
     """
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUevent event = NULL
@@ -115,7 +157,7 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* capturing, cons
     capturing[0] = False
     if handle.kind == STREAM_SET:
         for member in range(handle.member_count):
-            result = wait_in_order(handle.members[member], capturing, function)
+            result = wait_in_order(handle.members[member], waited, capturing, function)
             if capturing[0] or (
                 result != cydriver.CUresult.CUDA_SUCCESS and not stream_is_gone(handle.members[member], result)
             ):
@@ -130,6 +172,7 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* capturing, cons
         return stream_is_capturing(handle, capturing, function)
     if result != cydriver.CUresult.CUDA_SUCCESS or idle or capturing[0]:
         return result
+    waited[0] = True
     if event == NULL:  # no memory for one: what is waited for may be what gives memory back
         return wait_for_stream(handle, function)
     # A wait counts among the calls that other captures forbid this thread.

@@ -6,7 +6,7 @@ import gc
 import pytest
 
 from adaptor_kinds import EVERY
-from buffer_kinds import FREES, WITH_RESOURCE
+from buffer_kinds import BUILT_IN, FREES, WITH_RESOURCE
 from cuda.core import (
     LEGACY_DEFAULT_STREAM,
     Buffer,
@@ -164,9 +164,8 @@ def test_the_size_of_what_was_detached_must_match(source, adaptor, driver_watch,
 @pytest.mark.watched
 @pytest.mark.provokes_refusals
 @pytest.mark.parametrize("again", ["by hand", "adopted"])
+@pytest.mark.parametrize("source", BUILT_IN.values(), ids=BUILT_IN, indirect=True)
 def test_a_free_that_fails_has_changed_nothing(source, adaptor, driver_watch, again):
-    if not source.built_in:
-        pytest.skip("frees by a call that the next test lets fail")
     allocation = source.allocate(resource=adaptor).detach()
     address, size = allocation.handle, allocation.size
     fill(address, size, seed=4)

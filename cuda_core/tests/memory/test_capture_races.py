@@ -15,7 +15,6 @@ from cuda.core import (
     PER_THREAD_DEFAULT_STREAM,
     CloseResult,
     CUDAError,
-    LegacyPinnedMemoryResource,
     Ownership,
     StreamOptions,
 )
@@ -215,10 +214,12 @@ def test_the_per_thread_stream_of_another_thread_is_its_own(device):
 
 
 @pytest.mark.provokes_refusals
-def test_what_is_filled_while_a_capture_begins_is_there_for_its_graph(device):
-    """A fill comes before the capture, or the graph keeps its memory: no graph writes where a buffer was."""
+@pytest.mark.parametrize("what", ["fill", "copy"])
+def test_what_is_put_into_a_stream_while_a_capture_begins_is_there_for_its_graph(device, what):
+    """It comes before the capture, or the graph keeps its memory: no graph uses what a buffer had."""
     stream = device.create_stream()
-    resource = LegacyPinnedMemoryResource()
+    source = SOURCES["pinned" if what == "fill" else "device"](device)
+    lasting = source.allocate(stream=device.default_stream)
     graphs = []
     stop = threading.Event()
 
@@ -230,13 +231,19 @@ def test_what_is_filled_while_a_capture_begins_is_there_for_its_graph(device):
             graphs.append(builder.complete())
             builder.close()
 
+    def put(buffer):
+        if what == "fill":
+            buffer.fill(1, stream=stream)
+        else:
+            buffer.copy_to(lasting, stream=stream)
+
     building = threading.Thread(target=build, daemon=True)
     building.start()
-    addresses = []
-    while building.is_alive() and len(addresses) < 3000:
-        buffer = resource.allocate(256, stream=device.default_stream)
-        attempt(lambda one=buffer: one.fill(1, stream=stream), CUDAError)  # refused where a capture ends
-        addresses.append(buffer.handle)
+    buffers = 0
+    while building.is_alive() and buffers < 3000:
+        buffer = source.allocate(stream=device.default_stream)
+        attempt(lambda one=buffer: put(one), CUDAError)  # refused where a capture ends
+        buffers += 1
         attempt(buffer.close, CUDAError)
         del buffer
     stop.set()
@@ -246,6 +253,23 @@ def test_what_is_filled_while_a_capture_begins_is_there_for_its_graph(device):
     stream.sync()
     for graph in graphs:
         graph.close()
+    lasting.close()
     stream.close()
     gc.collect()
     assert drain(20)
+
+
+def test_frees_in_many_streams_of_one_pool_beside_captures_end(device):
+    """A pool remembers a few streams and puts events into the others: under the lock that would wait for itself."""
+    resource = SOURCES["pool"](device).resource
+    captured = device.create_stream()
+    streams = [device.create_stream() for _ in range(9)]
+    until = time.monotonic() + SECONDS
+    released = 0
+    with Capturing(device, captured, "relaxed") as capturing:
+        while goes_on(until, capturing, released):
+            resource.allocate(64, stream=streams[released % len(streams)]).close()
+            released += 1
+    assert capturing.broken == []
+    for one in (captured, *streams):
+        one.close()

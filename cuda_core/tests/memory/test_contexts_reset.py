@@ -190,3 +190,39 @@ print(source.allocate().close().name)
 
 def test_the_resource_allocates_again_when_the_context_is_back():
     assert child_output(AFTERWARDS).splitlines() == ["CUDA_ERROR_CONTEXT_IS_DESTROYED", "DONE"]
+
+
+WAITING = """
+import sys, threading
+from support import check, driver
+from buffer_kinds import SOURCES
+from held_work import Gate, Waiting
+from cuda.core import CUDAError, Device
+import cuda_driver_sim as sim
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+buffer = SOURCES[sys.argv[1]](device).allocate(stream=stream)
+gate = Gate(stream)
+closing = Waiting(buffer.close)
+assert closing.waits(0.1)
+check(driver.cuDevicePrimaryCtxReset(0))
+device.set_current()
+sim.reset()
+gate.open_with_gil()
+error = closing.result()
+print(type(error).__name__, str(error).split(":")[0], buffer.ownership.name)
+print(sorted({call.name for call in sim.refused()} & {"cuMemFree", "cuMemFreeHost", "cuEventDestroy"}))
+import os
+os._exit(0)  # the gate is of the context that is gone
+"""
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+def test_a_context_that_is_reset_while_a_close_waits_is_asked_about_again(kind):
+    """The address may be another allocation's when the wait is over."""
+    assert child_output(WAITING, kind).splitlines() == [
+        "CUDAError CUDA_ERROR_CONTEXT_IS_DESTROYED RELEASED",
+        "[]",
+    ]

@@ -8,7 +8,6 @@ import os
 import re
 import threading
 
-import attrs
 import pytest
 
 from buffer_kinds import SOURCES
@@ -22,11 +21,12 @@ from cuda.core import (
     VirtualMemoryResourceOptions,
     memory_report,
 )
-from cuda.core._memory import _counters, _inventory, _left_behind
+from cuda.core._memory import _counters, _inventory
 from cuda.core._memory._queue import drain
 from cuda.core._memory._text_table import bytes_text
 from held_work import Gate
 from python_resources import Plain, Refusing
+from report_tools import begin_report, report
 from support import GRANULE, blocked, child_output, race
 
 
@@ -35,29 +35,9 @@ def source(request, device):
     return SOURCES[request.param](device)
 
 
-_first = [0]  # number of the first buffer of the test
-
-
 @pytest.fixture(autouse=True)
 def begin_here():
-    gc.collect()
-    drain(20)
-    _left_behind.entries.clear()  # what tests before it have left on purpose, and freed behind the package's back
-    _first[0] = _inventory.newest() + 1
-
-
-def report():
-    """Return the report without what was there before the test."""
-    whole = memory_report()
-    resources = [
-        attrs.evolve(one, allocations=tuple(it for it in one.allocations if it.serial >= _first[0]))
-        for one in whole.resources
-    ]
-    return attrs.evolve(
-        whole,
-        resources=tuple(one for one in resources if one.allocations),
-        queued=tuple(it for it in whole.queued if it.serial >= _first[0]),
-    )
+    begin_report()
 
 
 def live():

@@ -6,7 +6,6 @@ import os
 import threading
 from typing import ClassVar
 
-import attrs
 import pytest
 
 from buffer_kinds import BUILT_IN, SOURCES, WITH_RESOURCE
@@ -17,24 +16,19 @@ from cuda.core import (
     LegacyPinnedMemoryResource,
     MemoryResource,
     VirtualMemoryResource,
-    memory_report,
 )
-from cuda.core._memory import _inventory, _left_behind
+from cuda.core._memory import _left_behind
 from cuda.core._memory._queue import drain
 from cuda.core.adaptors import MemoryResourceAdaptor
 from held_work import Gate
 from python_resources import Plain, Refusing
+from report_tools import begin_report, report
 from support import GRANULE, check, child_output, given_back, still_allocated, warnings_seen
-
-_first = [0]  # number of the first buffer of the test
 
 
 @pytest.fixture(autouse=True)
 def begin_here():
-    gc.collect()
-    drain(20)
-    _left_behind.entries.clear()  # what tests before it have left on purpose, and freed behind the package's back
-    _first[0] = _inventory.newest() + 1
+    begin_report()
 
 
 @pytest.fixture(params=sorted(SOURCES))
@@ -45,20 +39,6 @@ def source(request, device):
 @pytest.fixture(params=sorted(WITH_RESOURCE))
 def with_resource(request, device):
     return SOURCES[request.param](device)
-
-
-def report():
-    """Return the report without what was there before the test."""
-    whole = memory_report()
-    resources = [
-        attrs.evolve(one, allocations=tuple(it for it in one.allocations if it.serial >= _first[0]))
-        for one in whole.resources
-    ]
-    return attrs.evolve(
-        whole,
-        resources=tuple(one for one in resources if one.allocations),
-        queued=tuple(it for it in whole.queued if it.serial >= _first[0]),
-    )
 
 
 def seen():

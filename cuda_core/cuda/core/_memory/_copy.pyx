@@ -91,17 +91,13 @@ cdef int ensure_disjoint(Record dst, Record src, str where) except -1:
     return 0
 
 
-cdef bint _may_wait(Record record) except -1:
-    """Whether a copy may wait for work because of this memory: pageable memory of the host, or what is not known."""
-    return record.device_id < 0 and not (<object>record).is_device_accessible
-
-
 cdef int plain_copy(Record dst, Record src, StreamHandle* order) except -1:
     """Put a copy into a stream, or into the graph that is being captured on it. Both records are lent by the caller."""
     cdef GraphLoan loan
     cdef bint captured, held
     cdef cydriver.CUresult result
-    cdef bint waits = _may_wait(src) or _may_wait(dst)
+    # Memory of the host may be pageable. Which it is would have to be asked of resources, for each copy.
+    cdef bint waits = src.device_id < 0 or dst.device_id < 0
     while True:
         captured = lend_to_graph(order, src, dst, &loan)
         with nogil:

@@ -26,7 +26,7 @@ from cuda.core._stream_handle cimport (
     stream_is_capturing,
     stream_is_idle,
 )
-from cuda.core._stream_order cimport context_of_stream, wait_behind
+from cuda.core._stream_order cimport are_one_capture, context_of_stream, wait_behind
 
 from cuda.core._address import address_of
 from cuda.core._error_text import shown
@@ -138,23 +138,6 @@ cdef int join_order(Record record, StreamHandle* consumer, StreamHandle* lasting
 # --- one stream behind another ------------------------------------------------------------------------------------
 
 
-cdef bint _is_one_capture(StreamHandle* one, StreamHandle* other) except -1:
-    """Whether two capturing streams belong to the same capture."""
-    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    cdef cydriver.cuuint64_t ids[2]
-    cdef cydriver.CUresult result
-    cdef StreamHandle* handle
-    cdef int index
-    for index in range(2):
-        handle = one if index == 0 else other
-        if handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.stream == <cydriver.CUstream>1:
-            return False  # it is never captured itself; a stream that it waits for is
-        with nogil:
-            result = cydriver.cuStreamGetCaptureInfo(handle.stream, &status, &ids[index], NULL, NULL, NULL, NULL)
-        check(result, b"cuStreamGetCaptureInfo")
-    return ids[0] == ids[1]
-
-
 cdef cydriver.CUresult _wait_behind(StreamHandle* consumer, StreamHandle* producer, bint* gone,
                                     const char** function) noexcept nogil:
     cdef cydriver.CUcontext context = NULL
@@ -167,6 +150,7 @@ cdef cydriver.CUresult _wait_behind(StreamHandle* consumer, StreamHandle* produc
 
 cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) except -1:
     cdef bint producer_captures = False, consumer_captures = False, idle = False, gone = False, none
+    cdef StreamHandle* both[2]
     cdef const char* function = NULL
     cdef cydriver.CUresult result
     if producer.stream == consumer.stream and (producer.kind == STREAM_FOREIGN or producer.context == consumer.context):
@@ -192,7 +176,8 @@ cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) excep
             check(result, function)
         if idle:
             return 0  # nothing to wait for, so the capture needs no edge to the outside
-        if not (producer_captures and consumer_captures and _is_one_capture(producer, consumer)):
+        both[0], both[1] = producer, consumer
+        if not (producer_captures and consumer_captures and are_one_capture(both, 2)):
             error = error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_ISOLATION, b"cuStreamIsCapturing")
             error.args = (
                 f"{error.args[0]}: the consumer's stream and the stream of the memory are not in the same capture, and "

@@ -268,16 +268,17 @@ cdef class PlainResource(IndexedResource):
         cdef unsigned long long id = 0
         if not record.size:
             return 0
+        cdef bint waited = False
         try:
-            wait_for_order(order)
+            waited = wait_for_order(order)
         except CUDAError as error:
             # Where the stream's context is dead nothing runs any more. If the memory is of another, it is still there.
             hopeless = is_hopeless(<cydriver.CUresult><int>error.result)
             if not hopeless or order.context == self.context_of_memory(record, &id):
                 self.mark_as_lost(record, error)
                 raise
-        if order != NULL:
-            self.ensure_not_gone(record)  # it may have been reset during the wait
+        if waited:  # its context may have been reset meanwhile
+            self.ensure_not_gone(record)
         holding = self.begin_free(record)
         if self.is_freed(record, holding):
             return 0

@@ -77,7 +77,7 @@ cdef cydriver.CUresult _free_uncaptured(uintptr_t address, StreamHandle* order, 
                                         StreamHandle** used, const char** function) noexcept nogil:
     """The same with captures held off. ``used`` gets the stream to note; if that is not ``order``, it is retained.
 
-    It is noted when captures may begin again: that may let go of other streams, which may take the GIL.
+    It is noted when captures may begin again: a note may put an event into another stream, which holds them off itself.
     """
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE

@@ -307,20 +307,23 @@ cdef object capture_in_the_way():
     )
 
 
-cdef int wait_for_order(StreamHandle* order) except -1:
-    """Wait, without the GIL, for the work that may still use the memory. Without a stream there is none to wait for."""
+cdef bint wait_for_order(StreamHandle* order) except -1:
+    """Wait, without the GIL, for the work that may still use the memory. Without a stream there is none to wait for.
+
+    True if there was any: then the world may be another one by now.
+    """
     cdef cydriver.CUresult result
     cdef const char* function = NULL
-    cdef bint capturing
+    cdef bint capturing, waited = False
     if order == NULL:
-        return 0
+        return False
     with nogil:
-        result = wait_in_order(order, &capturing, &function)
+        result = wait_in_order(order, &waited, &capturing, &function)
     if capturing:
         raise capture_in_the_way()
     if not stream_is_gone(order, result):
         check(result, function)
-    return 0
+    return waited
 
 
 cdef bint must_queue(StreamHandle* order, int waiting) except -1:
