@@ -25,7 +25,9 @@
     X(cuMemUnmap)                                                                                             \
     X(cuMemSetAccess)                                                                                         \
     X(cuMemRetainAllocationHandle)                                                                            \
-    X(cuStreamSynchronize)
+    X(cuStreamIsCapturing)                                                                                    \
+    X(cuStreamSynchronize)                                                                                    \
+    X(cuThreadExchangeStreamCaptureMode)
 
 #define DECLARE(name) static __typeof__(&name) call_##name;
 FUNCTIONS(DECLARE)
@@ -124,6 +126,35 @@ int64_t raw_pool_pair(CUstream stream, size_t size, int64_t rounds)
         CUdeviceptr address;
         TRY(call_cuMemAllocFromPoolAsync(&address, size, pool, stream));
         TRY(call_cuMemFreeAsync(address, stream));
+    }
+    int64_t elapsed = now() - start;
+    TRY(call_cuStreamSynchronize(stream));
+    TRY(call_cuMemPoolDestroy(pool));
+    return elapsed;
+}
+
+// What must surround a call that captures of streams would be broken by: whether its own stream is captured, and the
+// thread's capture mode lent.
+#define BESIDE_CAPTURES(call)                                                                                 \
+    do {                                                                                                      \
+        CUstreamCaptureStatus status_;                                                                        \
+        CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;                                           \
+        TRY(call_cuStreamIsCapturing(stream, &status_));                                                      \
+        TRY(call_cuThreadExchangeStreamCaptureMode(&mode_));                                                  \
+        TRY(call);                                                                                            \
+        TRY(call_cuThreadExchangeStreamCaptureMode(&mode_));                                                  \
+    } while (0)
+
+int64_t raw_pool_pair_beside_captures(CUstream stream, size_t size, int64_t rounds)
+{
+    CUmemPoolProps pool_properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = properties.location};
+    CUmemoryPool pool;
+    TRY(call_cuMemPoolCreate(&pool, &pool_properties));
+    int64_t start = now();
+    for (int64_t i = 0; i < rounds; i++) {
+        CUdeviceptr address;
+        BESIDE_CAPTURES(call_cuMemAllocFromPoolAsync(&address, size, pool, stream));
+        BESIDE_CAPTURES(call_cuMemFreeAsync(address, stream));
     }
     int64_t elapsed = now() - start;
     TRY(call_cuStreamSynchronize(stream));

@@ -66,6 +66,12 @@ class RawDriver:
     def pool_pair(self, count, size):
         return self._call("raw_pool_pair", self.stream, ctypes.c_size_t(size), ctypes.c_int64(count)) / count
 
+    def pool_pair_beside_captures(self, count, size):
+        total = self._call(
+            "raw_pool_pair_beside_captures", self.stream, ctypes.c_size_t(size), ctypes.c_int64(count)
+        )
+        return total / count
+
     def grow_in_place(self, count, size, step):
         total = self._call(
             "raw_grow_in_place",

@@ -31,6 +31,15 @@ def plan(free, quick):
     """Return the work to time, as far as it fits into the device's free memory."""
     works = [
         Work("pool: allocate 1 KiB and close", "pool_pair", 5000, (1024,), 64 * MIB, True, True),
+        Work(
+            "the same, raw beside captures",
+            "pool_pair_beside_captures",
+            5000,
+            (1024,),
+            64 * MIB,
+            True,
+            False,
+        ),
         Work("allocate 2 MiB and close", "allocate_and_close", 40, (STEP,), 40 * STEP, True, True),
         *(
             Work(f"grow by 2 MiB in place, at {text}", "grow_in_place", 32, (size, STEP), size, True, False)

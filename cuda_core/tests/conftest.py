@@ -11,6 +11,7 @@ objects, and lets calls fail. ``--unwatched`` leaves that out.
 
 import argparse
 import contextlib
+import functools
 import gc
 import os
 import re
@@ -200,6 +201,12 @@ def pytest_ignore_collect(collection_path, config):
     return zlib.crc32(collection_path.name.encode()) % parts != part - 1 or None
 
 
+@functools.cache
+def _looks_at_free_memory(path):
+    """Whether a file of tests, or a program that it runs in a child, asks how much memory is free."""
+    return "free_memory" in path.read_text()
+
+
 def pytest_collection_modifyitems(config, items):
     unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unstable:  # two processes that share the tests would not agree on their names
@@ -215,7 +222,7 @@ def pytest_collection_modifyitems(config, items):
             item.get_closest_marker("sim_only")
             or (item.get_closest_marker("watched") and config.stash[_unwatched])
             or (item.get_closest_marker("two_devices") and device_count() < 2)
-            or (config.getoption("--shared-gpu") and hasattr(item.module, "free_memory"))
+            or (config.getoption("--shared-gpu") and _looks_at_free_memory(item.path))
         )
 
     config.stash[_deselected] = _leave_out(config, items, cannot_run)
@@ -395,7 +402,8 @@ def nothing_left(request, devices, driver_watch):
     if request.node.stash.get(_failed, False):
         return  # its buffers live on in the traceback, and say nothing new
     devices[0].set_current()
-    request.node.funcargs.clear()  # pytest keeps what the fixtures made until the test is taken down
+    if request.node.funcargs is not None:  # it is where the run is given up
+        request.node.funcargs.clear()  # pytest keeps what the fixtures made until the test is taken down
     _collect()
     drain(20)  # what a collection frees may be on its way
     refused = driver_watch.refused()

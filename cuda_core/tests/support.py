@@ -342,6 +342,15 @@ def place(device, size, stretch, **options):
 def write(address, data):
     held = bytearray(data)
     check(driver.cuMemcpy(address, _address_of(held), len(held)))
+    let_it_arrive()
+
+
+def let_it_arrive():
+    """Wait for what the legacy stream does: a GPU sets memory, and takes the end of a copy, behind the call's return.
+
+    The streams of the tests do not wait for the legacy one, so that they could read, free or move the memory before.
+    """
+    check(driver.cuStreamSynchronize(0))
 
 
 def read(address, size):
@@ -358,6 +367,7 @@ def _address_of(data):
 def fill(address, size, seed):
     """Fill `size` bytes (a multiple of 4) with a 32-bit pattern made of `seed`."""
     check(driver.cuMemsetD32(address, _word(seed), size // 4))
+    let_it_arrive()
 
 
 def holds(address, size, seed):

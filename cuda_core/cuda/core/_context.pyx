@@ -48,14 +48,25 @@ cdef cydriver.CUcontext current_context() except? NULL:
 
 
 cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
-    """Return the primary context of a device, retained once for the life of the process."""
+    """Return the primary context of a device, retained once for the life of the process; again where it was reset.
+
+    Only its state tells: a driver makes one that was reset current as if nothing had been.
+    """
     cdef cydriver.CUcontext context = NULL
     cdef cydriver.CUresult result
+    cdef unsigned int flags = 0
+    cdef int active = 0
     cdef object mine
     ensure_driver()
     known = _primary.get(ordinal)
     if known is not None:
-        return <cydriver.CUcontext><size_t>known
+        with nogil:
+            result = cydriver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active)
+        check(result, b"cuDevicePrimaryCtxGetState")
+        if active:
+            return <cydriver.CUcontext><size_t>known
+        if _primary.get(ordinal) is known:
+            _primary.pop(ordinal, None)
     with nogil:
         result = cydriver.cuDevicePrimaryCtxRetain(&context, ordinal)
     check(result, b"cuDevicePrimaryCtxRetain")
@@ -64,12 +75,6 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
         with nogil:
             cydriver.cuDevicePrimaryCtxRelease(ordinal)
     return context
-
-
-def forget_primary_context(int ordinal, size_t gone):
-    """Let a device have another primary context: other code has reset the one that was known."""
-    if _primary.get(ordinal) == gone:
-        _primary.pop(ordinal, None)
 
 
 cdef int device_of_primary_context(cydriver.CUcontext context) noexcept:

@@ -12,7 +12,7 @@ from cuda.core._event cimport create_event
 from cuda.core._stream cimport create_stream, default_stream
 
 from cuda.core import _event, _stream
-from cuda.core._context import Context, forget_primary_context
+from cuda.core._context import Context
 from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError
 from cuda.core._memory import _location, _peer_access, _virtual_memory_base
@@ -217,7 +217,8 @@ class Device:
         Parameters
         ----------
         ctx : Context, optional
-            The context; by default the device's primary one, which lives as long as the process.
+            The context; by default the device's primary one, which lives as long as the process. One that other code
+            has reset begins anew.
 
         Returns
         -------
@@ -254,11 +255,6 @@ class Device:
             context = <cydriver.CUcontext><size_t>int(ctx.handle)
         with nogil:
             result = cydriver.cuCtxSetCurrent(context)
-        if ctx is None and result == cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED:  # other code has reset it
-            forget_primary_context(self._device_id, <size_t>context)
-            context = primary_context(self._device_id)
-            with nogil:
-                result = cydriver.cuCtxSetCurrent(context)
         check(result, b"cuCtxSetCurrent")
         if ctx is None or before == NULL:
             return None

@@ -52,6 +52,7 @@ REQUIRED_FUNCTIONS = (
     b"cuDeviceGetUuid",
     b"cuDeviceGraphMemTrim",
     b"cuDevicePrimaryCtxRelease",
+    b"cuDevicePrimaryCtxGetState",
     b"cuDevicePrimaryCtxRetain",
     b"cuDeviceSetGraphMemAttribute",
     b"cuDriverGetVersion",

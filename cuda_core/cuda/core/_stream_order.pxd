@@ -6,7 +6,7 @@ from cuda.core._stream_handle cimport StreamHandle
 cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
                                          const char** function) noexcept nogil
 cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext context, StreamHandle* earlier,
-                                   bint* gone, const char** function) noexcept nogil
+                                   bint captured, bint* gone, const char** function) noexcept nogil
 cdef cydriver.CUresult join_first(StreamHandle* all_, bint* capturing, const char** function) noexcept nogil
 cdef bint are_one_capture(StreamHandle** streams, int count) except -1
 cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* capturing,

@@ -64,13 +64,30 @@ cdef cydriver.CUresult enter_context_of_stream(StreamHandle* handle, bint* pushe
     return result
 
 
+cdef cydriver.CUresult _refuse_captured(cydriver.CUstream stream, const char** function) noexcept nogil:
+    """Answer STREAM_CAPTURE_UNSUPPORTED if a stream, of the current context, is being captured.
+
+    Other code can begin a capture at any time. Asked behind the record of an event, this tells that the event is none of
+    a capture that goes on: a wait for one would break the capture, or take another stream into it.
+    """
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.CUresult result = cydriver.cuStreamIsCapturing(stream, &status)
+    function[0] = b"cuStreamIsCapturing"
+    if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+        return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    return result
+
+
 cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext context, StreamHandle* earlier,
-                                   bint* gone, const char** function) noexcept nogil:
+                                   bint captured, bint* gone, const char** function) noexcept nogil:
     """Let ``later``, a stream of ``context``, wait for what is in ``earlier`` now.
 
     Each call is made in its own stream's context, in which the tokens of the default streams are resolved. On failure
     ``function`` names the call that was refused, and ``gone`` tells whether ``earlier`` is no more: then nothing is
     left to wait for.
+
+    Unless ``captured``, an ``earlier`` that is being captured is answered with STREAM_CAPTURE_UNSUPPORTED, without a
+    wait: that would take ``later`` into the capture.
     """
     cdef cydriver.CUcontext first = NULL, popped = NULL
     cdef cydriver.CUevent event = NULL
@@ -89,6 +106,8 @@ cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext c
         function[0] = b"cuEventRecord"
         result = cydriver.cuEventRecord(event, stream_as_seen_here(earlier))
         gone[0] = stream_is_gone(earlier, result)
+        if result == cydriver.CUresult.CUDA_SUCCESS and not captured:
+            result = _refuse_captured(stream_as_seen_here(earlier), function)
     cydriver.cuCtxPopCurrent(&popped)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuCtxPushCurrent"
@@ -116,9 +135,13 @@ cdef cydriver.CUresult join_first(StreamHandle* all_, bint* capturing, const cha
         for member in range(1, all_.member_count):
             if result != cydriver.CUresult.CUDA_SUCCESS:
                 break
-            result = wait_behind(first.stream, context, all_.members[member], &gone, function)
+            result = wait_behind(first.stream, context, all_.members[member], False, &gone, function)
             if gone:
                 result = cydriver.CUresult.CUDA_SUCCESS
+            elif result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:  # begun meanwhile, elsewhere
+                capturing[0] = True
+                result = cydriver.CUresult.CUDA_SUCCESS
+                break
     let_captures_begin()
     return result
 
@@ -163,13 +186,18 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
             ):
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
-    hold_captures_off()
-    result = query_uncaptured(handle, &idle, capturing, function)
-    if result == cydriver.CUresult.CUDA_SUCCESS and not idle and not capturing[0]:
-        result = _mark(handle, &event, function)
-    let_captures_begin()
-    if is_of_capture(result):  # begun meanwhile, elsewhere
-        return stream_is_capturing(handle, capturing, function)
+    while True:
+        hold_captures_off()
+        result = query_uncaptured(handle, &idle, capturing, function)
+        if result == cydriver.CUresult.CUDA_SUCCESS and not idle and not capturing[0]:
+            result = _mark(handle, &event, function)
+        let_captures_begin()
+        if not is_of_capture(result):
+            break
+        result = stream_is_capturing(handle, capturing, function)  # begun meanwhile, elsewhere
+        if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
+            return result
+        # And over by now, so that there may be work in the stream again, or still.
     if result != cydriver.CUresult.CUDA_SUCCESS or idle or capturing[0]:
         return result
     waited[0] = True
@@ -207,6 +235,8 @@ cdef cydriver.CUresult _mark(StreamHandle* handle, cydriver.CUevent* event, cons
     else:
         function[0] = b"cuEventRecord"
         result = cydriver.cuEventRecord(event[0], stream_as_seen_here(handle))
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            result = _refuse_captured(stream_as_seen_here(handle), function)
         if result != cydriver.CUresult.CUDA_SUCCESS:
             end_own_event(event[0], handle.context)
             event[0] = NULL

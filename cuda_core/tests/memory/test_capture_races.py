@@ -138,32 +138,44 @@ class CapturingElsewhere(Capturing):
             result, graph = driver.cuStreamEndCapture(int(self.stream.handle))
             if graph is not None and int(graph):
                 check(driver.cuGraphDestroy(graph))
-            self.whole += int(result) == 0
+            if result == driver.CUresult.CUDA_SUCCESS:
+                self.whole += 1
+            else:
+                self.broken.append(result.name)
 
 
+@pytest.mark.watched
 @pytest.mark.provokes_refusals
 @pytest.mark.parametrize("how", ["close", "close without waiting"])
 @pytest.mark.parametrize("kind", BUILT_IN)
-def test_a_capture_that_begins_elsewhere_beside_releases_loses_no_memory(device, kind, how):
-    """It may be broken, as by any use of its stream. A close that is refused over it can be made again.
+def test_a_capture_that_begins_elsewhere_beside_releases_loses_no_memory(device, driver_watch, kind, how):
+    """A close that is refused over it can be made again.
 
-    The refusal says that it is a capture's doing unless that is over by the time of the second question.
+    The refusal says that it is a capture's doing unless that is over by the time of the second question. The capture
+    itself may be broken by it, not by the free of a pool: that is asked for behind events which are of no capture only.
+    (A real driver has crashed where it was asked for in a capture that another thread was ending.)
     """
     source = BUILT_IN[kind](device)
     captured, mine = device.create_stream(), device.create_stream()
+    others = [device.create_stream() for _ in range(8)]  # the more, the longer between the question and the use
     until = time.monotonic() + SECONDS
     released = 0
+    frees = driver_watch.calls().get("cuMemFreeAsync", 0)
     with warnings_seen() as seen, CapturingElsewhere(device, captured, "relaxed") as capturing:
         while goes_on(until, capturing, released):
             box = [source.allocate(stream=mine)]
-            box[0].record_stream(captured)
+            for one in (*others, captured):
+                box[0].record_stream(one)
             let_go(how, box, re.compile("captur|INVALID_VALUE"))
             released += 1
     assert drain(20)
     assert min(capturing.whole, released) > 10
+    if "pool" in kind:
+        assert capturing.broken == []
+        assert driver_watch.calls()["cuMemFreeAsync"] - frees == released
     assert [str(each.message) for each in seen] == []
-    captured.close()
-    mine.close()
+    for one in (*others, captured, mine):
+        one.close()
 
 
 @pytest.mark.parametrize("how", ["close", "close without waiting", "drop"])

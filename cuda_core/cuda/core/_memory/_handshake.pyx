@@ -138,13 +138,13 @@ cdef int join_order(Record record, StreamHandle* consumer, StreamHandle* lasting
 # --- one stream behind another ------------------------------------------------------------------------------------
 
 
-cdef cydriver.CUresult _wait_behind(StreamHandle* consumer, StreamHandle* producer, bint* gone,
+cdef cydriver.CUresult _wait_behind(StreamHandle* consumer, StreamHandle* producer, bint captured, bint* gone,
                                     const char** function) noexcept nogil:
     cdef cydriver.CUcontext context = NULL
     cdef cydriver.CUresult result = context_of_stream(consumer, &context, function)
     gone[0] = False
     if result == cydriver.CUresult.CUDA_SUCCESS:
-        result = wait_behind(consumer.stream, context, producer, gone, function)
+        result = wait_behind(consumer.stream, context, producer, captured, gone, function)
     return result
 
 
@@ -163,7 +163,7 @@ cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) excep
             result = stream_is_capturing(consumer, &consumer_captures, &function)
         none = result == cydriver.CUresult.CUDA_SUCCESS and not producer_captures and not consumer_captures
         if none:
-            result = _wait_behind(consumer, producer, &gone, &function)
+            result = _wait_behind(consumer, producer, False, &gone, &function)
         let_captures_begin()
     if not gone:
         check(result, function)
@@ -186,7 +186,7 @@ cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) excep
             )
             raise error
     with nogil:
-        result = _wait_behind(consumer, producer, &gone, &function)
+        result = _wait_behind(consumer, producer, True, &gone, &function)
     if not gone:
         check(result, function)
     return 0

@@ -214,7 +214,7 @@ cdef cydriver.CUresult _free_behind_all(uintptr_t address, StreamHandle* order, 
             cydriver.cuCtxPopCurrent(&popped)
             if result != cydriver.CUresult.CUDA_SUCCESS:
                 break
-        result = wait_behind(own.stream, context, earlier, &gone, function)
+        result = wait_behind(own.stream, context, earlier, False, &gone, function)
         if gone:
             result = cydriver.CUresult.CUDA_SUCCESS
         elif result != cydriver.CUresult.CUDA_SUCCESS:
