@@ -99,6 +99,18 @@ CUresult known(CUcontext handle, Context *&context) {
     return context->alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
+// Makes it the one on top of the stack. Says nothing about whether it still lives.
+CUresult make_current(CUcontext handle, bool in_place) {
+    Context *context;
+    if (CUresult bad = known(handle, context); bad == CUDA_ERROR_INVALID_CONTEXT)
+        return bad;
+    if (in_place && !current_stack().empty())
+        current_stack().back() = context;
+    else
+        current_stack().push_back(context);
+    return CUDA_SUCCESS;
+}
+
 // What a function with an optional context parameter works on.
 CUresult named_or_current(CUcontext handle, Context *&context) {
     return handle ? known(handle, context) : usable_context(context);
@@ -238,14 +250,9 @@ DRIVER_CALL("cuCtxDestroy", cuCtxDestroy_v2, 4000, (CUcontext ctx), (ctx)) {
     return CUDA_SUCCESS;
 }
 
-// Says nothing about whether the context still lives.
 DRIVER_CALL("cuCtxPushCurrent", cuCtxPushCurrent_v2, 4000, (CUcontext ctx), (ctx)) {
     Lock lock(driver().mutex);
-    Context *context;
-    if (CUresult bad = known(ctx, context); bad == CUDA_ERROR_INVALID_CONTEXT)
-        return bad;
-    current_stack().push_back(context);
-    return CUDA_SUCCESS;
+    return make_current(ctx, false);
 }
 
 DRIVER_CALL("cuCtxPopCurrent", cuCtxPopCurrent_v2, 4000, (CUcontext * pctx), (pctx)) {
@@ -259,18 +266,10 @@ DRIVER_CALL("cuCtxPopCurrent", cuCtxPopCurrent_v2, 4000, (CUcontext * pctx), (pc
 
 DRIVER_CALL("cuCtxSetCurrent", cuCtxSetCurrent, 4000, (CUcontext ctx), (ctx)) {
     Lock lock(driver().mutex);
-    if (!ctx) {
-        if (!current_stack().empty())
-            current_stack().pop_back();
-        return CUDA_SUCCESS;
-    }
-    Context *context;
-    if (CUresult bad = known(ctx, context))
-        return bad;
-    if (current_stack().empty())
-        current_stack().push_back(context);
-    else
-        current_stack().back() = context;
+    if (ctx)
+        return make_current(ctx, true);
+    if (!current_stack().empty())
+        current_stack().pop_back();
     return CUDA_SUCCESS;
 }
 

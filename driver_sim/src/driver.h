@@ -57,7 +57,7 @@ struct Marker {
     std::map<Stream *, std::uint64_t> behind;  // as of Stream, when it was recorded
 };
 
-enum class WorkKind { Memory, Set, Record, Wait, HostFunction, PoolFree };
+enum class WorkKind { Memory, Set, Record, Wait, HostFunction, PoolFree, LaunchEnd };
 
 struct Work {
     WorkKind kind = WorkKind::Memory;
@@ -65,6 +65,7 @@ struct Work {
     std::function<CUresult()> run;  // HostFunction runs on the callback thread, without the mutex
     std::shared_ptr<Marker> marker;  // Record: what to complete; Wait: what to wait for
     std::uint64_t order = 0;         // place in the order of all submissions
+    std::shared_ptr<const void> keeps;  // what lasts until it has run or is dropped; let go with the mutex held
 };
 
 struct Stream {

@@ -38,8 +38,19 @@ void drop(UserObject *object, unsigned count) {
     delete object;
 }
 
+HeldObjects::HeldObjects(const References &held) : references(held) {
+    for (auto &entry : references)
+        entry.first->references += entry.second;
+}
+
+HeldObjects::~HeldObjects() {
+    for (auto &entry : references)
+        drop(entry.first, entry.second);
+}
+
 ExecutableGraph::ExecutableGraph(const Graph &graph)
-    : memory(graph.memory), borrowed(graph.borrowed), user_objects(graph.user_objects) {
+    : memory(graph.memory), borrowed(graph.borrowed),
+      user_objects(std::make_shared<HeldObjects>(graph.user_objects)) {
     std::map<Node *, std::size_t> position;
     for (auto &node : graph.nodes) {
         position[node.get()] = steps.size();
@@ -73,8 +84,6 @@ CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle, unsigned long lo
     if (made->memory)
         ++made->memory->executables;
     made->flags = flags;
-    for (auto &entry : made->user_objects)
-        entry.first->references += entry.second;
     *handle = reinterpret_cast<CUgraphExec>(made.get());
     d.executable_graphs.insert(made.release());
     return CUDA_SUCCESS;
@@ -106,6 +115,7 @@ CUresult launch(Lock &lock, ExecutableGraph &graph, Stream &stream) {
             free_graph_memory(lock, stream, step.block->base);
         } else if (step.work.run) {
             Work work = step.work;
+            work.keeps = graph.user_objects;
             // The memory must last until the work has run, whatever happens to the graph meanwhile.
             if (graph.memory && work.kind != WorkKind::HostFunction)
                 work.run = [run = step.work.run, memory = graph.memory, use = graph.memory->in_flight] {
@@ -114,6 +124,11 @@ CUresult launch(Lock &lock, ExecutableGraph &graph, Stream &stream) {
             submit(lock, stream, std::move(work));
         }
     }
+    // Also a launch of no work, or of memory alone, is over when what is in front of it has run.
+    Work end;
+    end.kind = WorkKind::LaunchEnd;
+    end.keeps = graph.user_objects;
+    submit(lock, stream, std::move(end));
     return CUDA_SUCCESS;
 }
 
@@ -273,9 +288,7 @@ DRIVER_CALL("cuGraphExecDestroy", cuGraphExecDestroy, 10000, (CUgraphExec hGraph
     driver().executable_graphs.erase(graph);
     if (graph->memory)
         --graph->memory->executables;
-    for (auto &entry : graph->user_objects)
-        drop(entry.first, entry.second);
-    delete graph;
+    delete graph;  // its launches in flight still hold its user objects
     return CUDA_SUCCESS;
 }
 

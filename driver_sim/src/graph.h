@@ -45,11 +45,21 @@ struct UserObject {
     unsigned references = 0;
 };
 
+// References to user objects, given back at the end of whoever holds them.
+using References = std::map<UserObject *, unsigned>;
+struct HeldObjects {
+    explicit HeldObjects(const References &references);
+    HeldObjects(const HeldObjects &) = delete;
+    HeldObjects &operator=(const HeldObjects &) = delete;
+    ~HeldObjects();
+    const References references;
+};
+
 struct Graph {
     std::vector<std::unique_ptr<Node>> nodes;  // in an order in which they can run
     std::shared_ptr<GraphMemory> memory;
     std::vector<std::shared_ptr<GraphMemory>> borrowed;  // of other graphs, that this one frees
-    std::map<UserObject *, unsigned> user_objects;
+    References user_objects;
 };
 
 struct ExecutableGraph {
@@ -63,7 +73,7 @@ struct ExecutableGraph {
     std::vector<Step> steps;
     std::shared_ptr<GraphMemory> memory;
     std::vector<std::shared_ptr<GraphMemory>> borrowed;
-    std::map<UserObject *, unsigned> user_objects;
+    std::shared_ptr<const HeldObjects> user_objects;  // held by the work of its launches, too
     unsigned long long flags = 0;
 };
 

@@ -51,12 +51,8 @@ DRIVER_CALL("cuGraphExecUpdate", cuGraphExecUpdate_v2, 12000,
     if (resultInfo->result != CU_GRAPH_EXEC_UPDATE_SUCCESS)
         return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     executable->steps = std::move(source.steps);
-    // What the other graph holds takes the place of what was held.
-    for (auto &entry : source.user_objects)
-        entry.first->references += entry.second;
+    // What the other graph holds takes the place of what was held; launches in flight keep that.
     std::swap(executable->user_objects, source.user_objects);
-    for (auto &entry : source.user_objects)
-        drop(entry.first, entry.second);
     return CUDA_SUCCESS;
 }
 

@@ -18,6 +18,7 @@ namespace {
 struct HostCall {
     Stream *stream;
     std::function<CUresult()> run;
+    std::shared_ptr<const void> keeps;
 };
 
 struct Queue {
@@ -88,6 +89,7 @@ void host_thread_main() {
         lock.unlock();
         call.run();
         lock.lock();
+        call.keeps.reset();
         if (call.stream) {
             call.stream->running_host_function = false;
             settle(*call.stream);
@@ -98,17 +100,18 @@ void host_thread_main() {
     }
 }
 
-void give_to_host_thread(Stream *stream, std::function<CUresult()> run) {
+void give_to_host_thread(Stream *stream, std::function<CUresult()> run, std::shared_ptr<const void> keeps = nullptr) {
     Queue &q = queue();
     if (stream)
         stream->running_host_function = true;
-    q.host_calls.push_back({stream, std::move(run)});
+    q.host_calls.push_back({stream, std::move(run), std::move(keeps)});
     q.host_call_given.notify_one();
 }
 
 void execute(Stream &stream, Work &work) {
     switch (work.kind) {
     case WorkKind::Wait:
+    case WorkKind::LaunchEnd:
         break;
     case WorkKind::Record:
         work.marker->milliseconds = now();
@@ -117,7 +120,7 @@ void execute(Stream &stream, Work &work) {
             shared_complete(*work.marker->shared, work.marker->number);
         break;
     case WorkKind::HostFunction:
-        give_to_host_thread(&stream, std::move(work.run));
+        give_to_host_thread(&stream, std::move(work.run), std::move(work.keeps));
         break;
     default:
         // Nothing more runs on a context after a fault; events still complete, so nobody hangs.

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests share: checked calls, mapped memory, processes."""
 
+import ctypes
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import cuda_driver_sim as sim
@@ -93,3 +95,51 @@ def read(pointer, count):
     out = bytearray(count)
     ok(cu.cuMemcpyDtoH(out, pointer, count))
     return bytes(out)
+
+
+def captured(stream, *work):
+    """Make a graph of the calls on a stream."""
+    ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    for each in work:
+        ok(each())
+    return ok(cu.cuStreamEndCapture(stream))
+
+
+class UserObjects:
+    """Makes user objects; knows the numbers of those whose destructors have been called, in order.
+
+    ``called`` gets the number before it is noted.
+    """
+
+    def __init__(self, called=lambda number: None):
+        self.ended = []
+        self.destroy = HostFunction(lambda number: (called(number), self.ended.append(number)))
+
+    def make(self, number, references=1):
+        return ok(cu.cuUserObjectCreate(number, self.destroy.pointer, references, 1))
+
+    def give(self, graph, number):
+        """The graph alone holds a new one."""
+        ok(cu.cuGraphRetainUserObject(graph, self.make(number), 1, 1))
+
+
+class HostFunction:
+    """A Python function of a number, for the driver to call while this lives."""
+
+    def __init__(self, function):
+        self.function = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(function)
+        self.pointer = cu.CUhostFn(_ptr=ctypes.addressof(self.function))
+
+    def on(self, stream, number=0):
+        """The call that puts it on a stream."""
+        return lambda: cu.cuLaunchHostFunc(stream, self.pointer, number)
+
+
+def soon(true):
+    """Whether something becomes true within seconds."""
+    end = time.monotonic() + 20
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True

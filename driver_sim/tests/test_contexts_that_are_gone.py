@@ -32,6 +32,7 @@ def look():
     version = ctypes.c_uint()
     print("version", names[driver.cuCtxGetApiVersion(ctypes.c_void_p(int(context)), ctypes.byref(version))])
     print("push", names[driver.cuCtxPushCurrent_v2(ctypes.c_void_p(int(context)))])
+    print("set", names[driver.cuCtxSetCurrent(ctypes.c_void_p(int(context)))])
     print("pop", int(ok(cu.cuCtxPopCurrent())) == int(context))
     print("free host", cu.cuMemFreeHost(host)[0].name)
     print("free", cu.cuMemFree(plain)[0].name)
@@ -42,6 +43,7 @@ ENDED = [
     ("id", "CUDA_ERROR_CONTEXT_IS_DESTROYED"),
     ("version", "CUDA_ERROR_INVALID_CONTEXT"),
     ("push", "CUDA_SUCCESS"),
+    ("set", "CUDA_SUCCESS"),
     ("pop", "True"),
 ]
 STEPS = {
@@ -66,6 +68,7 @@ STEPS = {
         ("id", "known"),
         ("version", "CUDA_SUCCESS"),
         ("push", "CUDA_SUCCESS"),
+        ("set", "CUDA_SUCCESS"),
         ("pop", "True"),
         ("free host", "CUDA_ERROR_INVALID_VALUE"),
         ("free", "CUDA_ERROR_INVALID_VALUE"),
@@ -74,6 +77,7 @@ STEPS = {
         ("id", "CUDA_ERROR_CONTEXT_IS_DESTROYED"),
         ("version", "CUDA_ERROR_INVALID_CONTEXT"),
         ("push", "CUDA_SUCCESS"),
+        ("set", "CUDA_SUCCESS"),
     ],
 }
 PROGRAMS = {
@@ -102,6 +106,7 @@ print("id", number_of(context))
 version = ctypes.c_uint()
 print("version", names[driver.cuCtxGetApiVersion(ctypes.c_void_p(int(context)), ctypes.byref(version))])
 print("push", cu.cuCtxPushCurrent(context)[0].name)
+print("set", cu.cuCtxSetCurrent(context)[0].name)
 """,
 }
 
@@ -110,6 +115,68 @@ print("push", cu.cuCtxPushCurrent(context)[0].name)
 def test_contexts_that_are_gone(scenario):
     said = [tuple(line.rsplit(" ", 1)) for line in run_test_program(START + PROGRAMS[scenario]).splitlines()]
     assert said[: len(STEPS[scenario])] == STEPS[scenario]
+
+
+SET = """
+import sys, threading
+from sim_helpers import *
+start()
+whose, thread_has = sys.argv[1:]
+primary = ok(cu.cuCtxGetCurrent())
+other = ok(cu.cuCtxCreate(None, 0, 0))
+gone = primary if whose == "primary" else ok(cu.cuCtxCreate(None, 0, 0))
+ok(cu.cuCtxSetCurrent(gone))
+plain = ok(cu.cuMemAlloc(64))
+ok(cu.cuDevicePrimaryCtxReset(0) if whose == "primary" else cu.cuCtxDestroy(gone))
+
+def current():
+    return {0: "none", int(gone): "gone", int(other): "other"}[int(ok(cu.cuCtxGetCurrent()))]
+
+def there():
+    if thread_has == "another":
+        ok(cu.cuCtxSetCurrent(other))
+    print("before", current())
+    print("set", cu.cuCtxSetCurrent(gone)[0].name)
+    print("current", current())
+    print("free", cu.cuMemFree(plain)[0].name)
+    print("set again", cu.cuCtxSetCurrent(gone)[0].name)
+    print("another", cu.cuCtxSetCurrent(other)[0].name)
+    print("current", current())
+    print("allocate", cu.cuMemAlloc(64)[0].name)
+    print("set over it", cu.cuCtxSetCurrent(gone)[0].name)
+    print("none", cu.cuCtxSetCurrent(0)[0].name)
+    print("current", current())
+    print("one that never was", cu.cuCtxSetCurrent(int(gone) + 8)[0].name)
+
+thread = threading.Thread(target=there); thread.start(); thread.join()
+if whose == "primary":  # activated again, where it is current
+    ok(cu.cuCtxSetCurrent(gone))
+    print("the same", int(ok(cu.cuDevicePrimaryCtxRetain(0))) == int(gone))
+    print("allocate", cu.cuMemAlloc(64)[0].name)
+"""
+
+
+@pytest.mark.parametrize("thread_has", ["nothing", "another"])
+@pytest.mark.parametrize("whose", ["primary", "of the program"])
+def test_a_context_that_is_gone_can_be_set(whose, thread_has):
+    """As it can be pushed: the call says nothing about whether the context still lives."""
+    said = [tuple(line.rsplit(" ", 1)) for line in run_test_program(SET, whose, thread_has).splitlines()]
+    again = [("the same", "True"), ("allocate", "CUDA_SUCCESS")]
+    assert said == [
+        ("before", "other" if thread_has == "another" else "none"),
+        ("set", "CUDA_SUCCESS"),
+        ("current", "gone"),
+        ("free", "CUDA_ERROR_CONTEXT_IS_DESTROYED"),
+        ("set again", "CUDA_SUCCESS"),
+        ("another", "CUDA_SUCCESS"),
+        ("current", "other"),
+        ("allocate", "CUDA_SUCCESS"),
+        ("set over it", "CUDA_SUCCESS"),
+        ("none", "CUDA_SUCCESS"),
+        ("current", "none"),
+        ("one that never was", "CUDA_ERROR_INVALID_CONTEXT"),
+        *(again if whose == "primary" else []),
+    ]
 
 
 def test_what_needs_a_current_context_although_it_has_a_stream():

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs: updates, text, what joins a capture, and memory that is used out of order."""
 
-import ctypes
-import time
-
 import pytest
 
-import cuda_driver_sim as sim
-from sim_helpers import cu, ok, run_test_program
+from sim_helpers import captured, cu, ok, run_test_program
 
 MODE = cu.CUstreamCaptureMode
 RELAXED = MODE.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -21,13 +17,6 @@ def plain():
     made = ok(cu.cuMemAlloc(64))
     yield made
     ok(cu.cuMemFree(made))
-
-
-def captured(stream, *work):
-    ok(cu.cuStreamBeginCapture(stream, RELAXED))
-    for each in work:
-        ok(each())
-    return ok(cu.cuStreamEndCapture(stream))
 
 
 def last_of(stream):
@@ -252,42 +241,3 @@ def test_a_free_of_graph_memory_before_its_last_use_shows(what):
     }
     assert answers["right"] == {"CUDA_SUCCESS"}
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in answers["wrong"]
-
-
-@pytest.fixture
-def ended():
-    """A list of the user objects that were destroyed, and a function that makes one with a number."""
-    numbers = []
-    destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(numbers.append)
-    library = ctypes.CDLL(sim.library_path())
-
-    def make(number):
-        held = ctypes.c_void_p()
-        assert library.cuUserObjectCreate(ctypes.byref(held), ctypes.c_void_p(number), destroy, 1, 1) == 0
-        return held.value
-
-    yield numbers, make
-
-
-def soon(true):
-    for _ in range(1000):
-        if true():
-            return True
-        time.sleep(0.001)
-    return False
-
-
-def test_what_updates_hold_takes_the_place_of_what_was_held(stream, plain, ended):
-    numbers, make = ended
-    graphs = []
-    for value in (1, 2):
-        graphs.append(captured(stream, set_bytes(stream, plain, value)))
-        ok(cu.cuGraphRetainUserObject(graphs[-1], make(value), 1, 1))
-    executable = ok(cu.cuGraphInstantiate(graphs[0], 0))
-    ok(cu.cuGraphDestroy(graphs[0]))
-    ok(cu.cuGraphExecUpdate(executable, graphs[1]))
-    ok(cu.cuGraphDestroy(graphs[1]))
-    assert soon(lambda: numbers == [1])
-    ok(cu.cuGraphExecDestroy(executable))
-    assert soon(lambda: numbers == [1, 2])
-    assert sim.live().get("user_object", 0) == 0

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -187,6 +188,48 @@ static void capture_round(CUstream stream, int round) {
     cuDeviceGraphMemTrim(0);
 }
 
+struct Callee {  // of a host function in a graph whose user object it is
+    int calls = 0;
+    std::vector<char> text = std::vector<char>(64, 'x');
+};
+
+static void call_it(void *p) {
+    auto &callee = *static_cast<Callee *>(p);
+    callee.text[size_t(++callee.calls) % callee.text.size()] = 'y';
+}
+
+// Launches in flight on two streams, and an update between them: each callee has to outlive what calls it.
+static void owned_callback_round(CUstream stream, CUstream other, int round) {
+    CUgraph graphs[2];
+    for (CUgraph &graph : graphs) {
+        auto callee = std::make_unique<Callee>();
+        do {  // until no other thread breaks it by waiting for the context
+            MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+            cuLaunchHostFunc(stream, call_it, callee.get());
+        } while (cuStreamEndCapture(stream, &graph) != CUDA_SUCCESS);
+        CUuserObject object;
+        MUST(cuUserObjectCreate(
+            &object, callee.release(), [](void *p) { delete static_cast<Callee *>(p); }, 1,
+            CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+        MUST(cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+    }
+    bool held = round % 2;
+    if (held)
+        cudaDriverSimHold(1);
+    CUgraphExec executable;
+    CUgraphExecUpdateResultInfo info;
+    MUST(cuGraphInstantiate(&executable, graphs[0], 0));
+    MUST(cuGraphLaunch(executable, stream));
+    MUST(cuGraphLaunch(executable, other));
+    MUST(cuGraphExecUpdate(executable, graphs[1], &info));
+    MUST(cuGraphLaunch(executable, stream));
+    MUST(cuGraphExecDestroy(executable));
+    for (CUgraph graph : graphs)
+        MUST(cuGraphDestroy(graph));
+    if (held)
+        cudaDriverSimHold(0);
+}
+
 static void ask_around(CUdeviceptr pointer, CUmemoryPool pool, char *text, size_t capacity) {
     unsigned type;
     size_t free_bytes, total;
@@ -218,7 +261,7 @@ static void work(CUcontext context, Shared &shared, int thread, int rounds) {
     std::vector<char> text(1 << 16), host(8192);
     for (int round = 0; round < rounds; ++round) {
         CUdeviceptr pointer;
-        switch (random() % 20) {
+        switch (random() % 21) {
         case 0:
             if (cuMemAllocFromPoolAsync(&pointer, 1 + random() % 100000, pool, stream) == CUDA_SUCCESS) {
                 cuMemsetD8Async(pointer, 1, 1, stream);
@@ -325,6 +368,9 @@ static void work(CUcontext context, Shared &shared, int thread, int rounds) {
             cudaDriverSimForgetLog(log);
             break;
         }
+        case 20:
+            owned_callback_round(stream, shared.stream, round);
+            break;
         }
     }
     MUST(cuStreamSynchronize(stream));
