@@ -62,7 +62,8 @@ cdef GraphReference begin_capture(StreamHandle* order, int mode):
     except BaseException:
         if begun:
             with nogil:
-                if cydriver.cuStreamEndCapture(order.stream, &unused) == cydriver.CUresult.CUDA_SUCCESS:
+                result = _end(order, &unused)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
                     cydriver.cuGraphDestroy(unused)
                 capture_has_ended()
         raise
@@ -70,6 +71,15 @@ cdef GraphReference begin_capture(StreamHandle* order, int mode):
         leave_stream(pushed)
     reference.graph.parts = 1
     return reference
+
+
+cdef cydriver.CUresult _end(StreamHandle* order, cydriver.CUgraph* captured) noexcept nogil:
+    """End a capture while no other thread uses its stream: a driver does not synchronise the graph of a capture."""
+    cdef cydriver.CUresult result
+    enter_capture()
+    result = cydriver.cuStreamEndCapture(order.stream, captured)
+    leave_capture(False)
+    return result
 
 
 cdef int end_capture(StreamHandle* order, CapturedGraph* graph, cydriver.CUgraph* captured, bint* over) except -1:
@@ -87,7 +97,7 @@ cdef int end_capture(StreamHandle* order, CapturedGraph* graph, cydriver.CUgraph
         result = enter_stream(order, &pushed, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function = b"cuStreamEndCapture"
-            result = cydriver.cuStreamEndCapture(order.stream, captured)
+            result = _end(order, captured)
             leave_stream(pushed)
     over[0] = result == cydriver.CUresult.CUDA_SUCCESS
     if not over[0]:
