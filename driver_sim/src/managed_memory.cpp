@@ -148,12 +148,15 @@ DRIVER_CALL("cuMemAdvise", cuMemAdvise_v2, 12020,
         (needs_place && check_location(location)))
         return CUDA_ERROR_INVALID_VALUE;
     Advice *known = advice_of(devPtr, count);
-    if (!known && of_node)  // advice for a node is taken for any memory
+    bool of_pool = known && place_of(devPtr).kind == PlaceKind::Pool;
+    if ((!known || of_pool) && of_node)  // advice for a node is taken for any memory
         return CUDA_SUCCESS;
     if (CUresult bad = check_capture_allows())
         return bad;
     if (!known)
         return CUDA_ERROR_INVALID_VALUE;
+    if (of_pool)  // which has the location that its pool was made with
+        return CUDA_ERROR_NOT_SUPPORTED;
     switch (advice) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
     case CU_MEM_ADVISE_UNSET_READ_MOSTLY:

@@ -118,7 +118,8 @@ class Device:
         Parameters
         ----------
         ctx : Context, optional
-            The context; by default the device's primary one, which lives as long as the process.
+            The context; by default the device's primary one, which lives as long as the process. One that other code
+            has reset begins anew.
 
         Returns
         -------

@@ -157,7 +157,9 @@ def test_a_capture_that_begins_elsewhere_beside_releases_loses_no_memory(device,
     """
     source = BUILT_IN[kind](device)
     captured, mine = device.create_stream(), device.create_stream()
-    others = [device.create_stream() for _ in range(8)]  # the more, the longer between the question and the use
+    others = [
+        device.create_stream() for _ in range(8)
+    ]  # the more, the longer between the question and the use
     until = time.monotonic() + SECONDS
     released = 0
     frees = driver_watch.calls().get("cuMemFreeAsync", 0)

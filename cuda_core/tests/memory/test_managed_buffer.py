@@ -20,7 +20,7 @@ from cuda.core import (
 from cuda.core.utils import discard_batch, discard_prefetch_batch, prefetch_batch
 from managed_memory import RANGE, Managed, accessors, ask, location, prefetched
 from python_resources import Plain
-from support import check, in_context, race
+from support import check, in_context, race, simulated
 
 SIZE = 64 << 10
 
@@ -154,9 +154,14 @@ def test_the_preferred_location_comes_back_as_it_was_given(device, buffer, place
     place = device if place == "device" else place
     assert buffer.preferred_location is None
     buffer.preferred_location = place
+    kept = location(buffer, "PREFERRED")[0]
+    if kind == "HOST_NUMA" and not simulated() and kept == "INVALID":
+        # A machine with one node takes the advice and does nothing with it (seen on an H200).
+        assert buffer.preferred_location is None
+        return
+    assert kept == kind
     assert buffer.preferred_location == place
     assert type(buffer.preferred_location) is type(place)
-    assert location(buffer, "PREFERRED")[0] == kind
     buffer.preferred_location = None
     assert buffer.preferred_location is None
 

@@ -196,11 +196,23 @@ def test_every_call_of_unpickling_fails(driver_watch, shared, sticky):
 
         with warnings_seen() as seen:
             go_through_unless_ours(driver_watch, operation, sticky)
-        assert seen == []
+        assert all("cuEventDestroy" in str(one.message) for one in seen)  # told once each
+
+
+# Asked before access is withdrawn. Refused, it is not known, and access stays.
+WHETHER_FREES_HAVE_RUN = {
+    "cuCtxGetId",
+    "cuStreamIsCapturing",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+}
+WHETHER_FREES_HAVE_RUN |= {"cuEventSynchronize", "cuEventDestroy", "cuCtxPushCurrent", "cuCtxGetCurrent"}
 
 
 def go_through_unless_ours(watch, operation, sticky):
     """As `go_through`, for an operation that calls the driver through the bindings, too."""
+    operation().close()  # the first import of a pool has nothing to withdraw
     result, calls = calls_in_order(watch, operation)
     result.close()
     del result
@@ -212,7 +224,7 @@ def go_through_unless_ours(watch, operation, sticky):
             result, error = attempt(operation, CUDAError)
         assert failure.fired, f"{call} {n} did not fail"
         if result is not None:
-            assert call == EXCHANGE
+            assert call in {EXCHANGE, *WHETHER_FREES_HAVE_RUN}
             result.close()
         del result, error
         give_mode_back()

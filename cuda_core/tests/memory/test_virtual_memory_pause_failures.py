@@ -93,9 +93,9 @@ def calls_to_fail(driver_watch, function):
     _, calls = calls_in_order(driver_watch, function)
     left_out = {"cuStreamDestroy"}
     if driver_watch.sim.real_path():
-        left_out.add(
-            "cuStreamSynchronize"
-        )  # a wait that is made to fail is not made, and a device's copy runs on
+        # A wait that is made to fail is not made, and a device's copy runs on. A context is asked again behind a wait
+        # only, and whether there is one is a matter of time.
+        left_out |= {"cuStreamSynchronize", "cuCtxGetId"}
     return [(name, n) for name, n in calls if name not in left_out]
 
 

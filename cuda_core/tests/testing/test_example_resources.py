@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The resources of the guide run, pass the kit, and are what the guide shows."""
 
+import gc
 import importlib.util
 import re
 import subprocess
@@ -48,6 +49,21 @@ class TestAlignedMemory(MemoryResourceTests):
         return load("c_library").AlignedMemoryResource()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def events_of_torch(devices, driver_name):
+    """PyTorch keeps the events that order its frees, for good: they are made here, and not in some test."""
+    if driver_name != "gpu" or importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    for _ in range(2):
+        used = [torch.empty(4096, dtype=torch.uint8, device="cuda:0") for _ in range(8)]
+        while used:
+            used.pop().record_stream(torch.cuda.Stream())
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
 class _OnAGpu(MemoryResourceTests):
     machine_settings = SHORT
 
@@ -60,8 +76,24 @@ class _OnAGpu(MemoryResourceTests):
 class TestCupyPool(_OnAGpu):
     stream_ordered = True
 
+    pools = []  # not the resources, of which some must be gone before the end of a test
+
+    @pytest.fixture(autouse=True)
+    def nothing_kept(self, needs_a_gpu):
+        yield
+        while self.pools:
+            self.pools.pop().free_all_blocks()
+
     def make_resource(self):
-        return load("cupy_pool").CupyPoolResource()
+        resource = load("cupy_pool").CupyPoolResource()
+        self.pools.append(resource.pool)
+        return resource
+
+    @pytest.mark.provokes_refusals  # CuPy asks on where a call has failed, and tells nobody
+    def test_every_driver_call_of_an_allocation_fails(self, resource, stream, driver_calls, refusals_allowed):
+        super().test_every_driver_call_of_an_allocation_fails(
+            resource, stream, driver_calls, refusals_allowed
+        )
 
     def in_use(self, resource):
         return len(resource.pointers)
@@ -72,6 +104,14 @@ class TestTorchMemory(_OnAGpu):
     driver_failures = (
         False  # PyTorch's allocator aborts the process where a call fails that it does not expect to
     )
+
+    @pytest.fixture(autouse=True)
+    def nothing_kept(self, needs_a_gpu):
+        yield
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            gc.collect()  # the tensors of a resource that is part of a cycle
+            torch.cuda.empty_cache()
 
     def make_resource(self):
         return load("torch_memory").TorchMemoryResource()

@@ -11,7 +11,14 @@ from libc.stdint cimport uintptr_t
 from cuda.core._capture_lock cimport let_captures_begin
 from cuda.core._driver cimport check, ensure_driver, optional_function
 from cuda.core._memory._allocation cimport Record
-from cuda.core._memory._graph_loans cimport GraphLoan, hold_as_asked, lend_late, lend_to_graph, take_back
+from cuda.core._memory._graph_loans cimport (
+    GraphLoan,
+    hold_as_asked,
+    hold_in_capture,
+    lend_late,
+    lend_to_graph,
+    take_back,
+)
 from cuda.core._memory._location cimport location_argument
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
@@ -94,23 +101,30 @@ cdef int ensure_disjoint(Record dst, Record src, str where) except -1:
 cdef int plain_copy(Record dst, Record src, StreamHandle* order) except -1:
     """Put a copy into a stream, or into the graph that is being captured on it. Both records are lent by the caller."""
     cdef GraphLoan loan
-    cdef bint captured, held
+    cdef bint captured = False, held = False
     cdef cydriver.CUresult result
+    cdef const char* function = b"cuMemcpyAsync"
     # Memory of the host may be pageable. Which it is would have to be asked of resources, for each copy.
     cdef bint waits = src.device_id < 0 or dst.device_id < 0
     while True:
         captured = lend_to_graph(order, src, dst, &loan)
         with nogil:
-            held = not waits and hold_as_asked(&loan)
-            if held or waits:
+            result = cydriver.CUresult.CUDA_SUCCESS
+            if not waits:
+                held = hold_as_asked(&loan)
+            elif captured:
+                held = hold_in_capture(order, &loan, &result)
+            if held or (waits and not captured):
                 result = cydriver.cuMemcpyAsync(dst.pointer, src.pointer, src.size, order.stream)
                 if held:
                     let_captures_begin()
-        if held or waits:
+            elif result != cydriver.CUresult.CUDA_SUCCESS:
+                function = b"cuStreamGetCaptureInfo"
+        if held or (waits and not captured) or result != cydriver.CUresult.CUDA_SUCCESS:
             break
     if captured and result != cydriver.CUresult.CUDA_SUCCESS:
-        take_back(&loan)
-    check(result, b"cuMemcpyAsync")
+        take_back(order, &loan)
+    check(result, function)
     if waits and not captured:
         lend_late(order, src, dst, &loan)
     return 0

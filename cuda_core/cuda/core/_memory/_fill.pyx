@@ -99,7 +99,7 @@ cdef int fill(Record record, object value, Stream stream) except -1:
                 if so:
                     break
             if captured and result != cydriver.CUresult.CUDA_SUCCESS:
-                take_back(&loan)
+                take_back(order, &loan)
             check(result, function)
         finally:
             end_loan(record)

@@ -173,14 +173,17 @@ cdef bint _is_of_capture(Record record, uint64_t capture) noexcept:
     return isinstance(owner, GraphPlace) and (<GraphPlace>owner).of.graph.id == capture
 
 
-cdef int take_back(GraphLoan* loan) except -1:
-    cdef cydriver.CUresult result
+cdef int take_back(StreamHandle* order, GraphLoan* loan) except -1:
+    cdef cydriver.CUresult asked
     if loan.object == NULL:  # the graph's own memory only
         return 0
     with nogil:
-        # Refused, the graph keeps the loan until it goes.
-        result = cydriver.cuGraphReleaseUserObject(loan.graph, loan.object, 1)
-    return result
+        hold_captures_off()
+        # Refused, or where the capture is over, the graph keeps the loan until it goes.
+        if _captures_still(order, loan, &asked):
+            cydriver.cuGraphReleaseUserObject(loan.graph, loan.object, 1)
+        let_captures_begin()
+    return 0
 
 
 cdef PyObject* _open_loan(Record record, uint64_t capture) except NULL:
@@ -195,24 +198,54 @@ cdef PyObject* _open_loan(Record record, uint64_t capture) except NULL:
     return <PyObject*>loan
 
 
-cdef int _give(Lent* lent, GraphLoan* loan) except -1:
-    """Let a graph hold what is lent. If it is refused, all of it ends."""
-    cdef cydriver.CUresult result
+cdef cydriver.CUresult _ask_for_graph(StreamHandle* order, cydriver.CUstreamCaptureStatus* status,
+                                      cydriver.cuuint64_t* capture, cydriver.CUgraph* graph) noexcept nogil:
+    return cydriver.cuStreamGetCaptureInfo(order.stream, status, capture, graph, NULL, NULL, NULL)
+
+
+cdef bint _captures_still(StreamHandle* order, GraphLoan* loan, cydriver.CUresult* result) noexcept nogil:
+    """Whether a stream is in the capture that was noted. With captures held off: else the graph may be gone by then.
+
+    ``result`` is what the driver has answered. Where it refuses to tell, that is no.
+    """
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.cuuint64_t capture = 0
+    cdef cydriver.CUgraph graph = NULL
+    result[0] = _ask_for_graph(order, &status, &capture, &graph)
+    return (
+        result[0] == cydriver.CUresult.CUDA_SUCCESS
+        and status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+        and capture == loan.capture
+    )
+
+
+cdef bint _give(StreamHandle* order, Lent* lent, GraphLoan* loan) except -1:
+    """Let a graph hold what is lent. If it is refused, or the capture is over by now (False), all of it ends."""
+    cdef cydriver.CUresult result, asked
+    cdef bint captures = False
     with nogil:
         result = cydriver.cuUserObjectCreate(
             &loan.object, lent, _graph_is_gone, 1, cydriver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
         )
     if result != cydriver.CUresult.CUDA_SUCCESS:
+        loan.object = NULL
         _end_all(lent)
         check(result, b"cuUserObjectCreate")
     with nogil:
-        # The reference goes over to the graph.
-        result = cydriver.cuGraphRetainUserObject(
-            loan.graph, loan.object, 1, cydriver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
-        )
-        if result != cydriver.CUresult.CUDA_SUCCESS:
+        hold_captures_off()
+        captures = _captures_still(order, loan, &asked)
+        if captures:
+            # The reference goes over to the graph.
+            result = cydriver.cuGraphRetainUserObject(
+                loan.graph, loan.object, 1, cydriver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
+            )
+        let_captures_begin()
+        if not captures or result != cydriver.CUresult.CUDA_SUCCESS:
             end_user_object(loan.object)  # which ends the loans
-    return check(result, b"cuGraphRetainUserObject")
+            loan.object = NULL
+    check(asked, b"cuStreamGetCaptureInfo")
+    check(result, b"cuGraphRetainUserObject")
+    return captures
 
 
 cdef int keep_for_graph(StreamHandle* order, object kept, GraphLoan* loan) except -1:
@@ -227,7 +260,7 @@ cdef int keep_for_graph(StreamHandle* order, object kept, GraphLoan* loan) excep
     cdef cydriver.CUresult result
     cdef Lent* lent
     with nogil:
-        result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, NULL, &loan.graph, NULL, NULL, NULL)
+        result = _ask_for_graph(order, &status, &loan.capture, &loan.graph)
     check(result, b"cuStreamGetCaptureInfo")
     if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
         raise error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, b"cuStreamGetCaptureInfo")
@@ -238,7 +271,9 @@ cdef int keep_for_graph(StreamHandle* order, object kept, GraphLoan* loan) excep
     _held.fetch_add(1)
     Py_INCREF(kept)
     lent.one = <PyObject*>kept
-    return _give(lent, loan)
+    if not _give(order, lent, loan):
+        raise error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, b"cuStreamGetCaptureInfo")
+    return 0
 
 
 cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan* loan) except -1:
@@ -265,11 +300,19 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
     OwnershipError
         If a buffer is closed, or being released or moved by another call.
     """
+    cdef bint captured = False
+    while not _try_to_lend(order, one, other, loan, &captured):
+        pass  # the capture ended meanwhile, and the stream may be in another one
+    return captured
+
+
+cdef bint _try_to_lend(StreamHandle* order, Record one, Record other, GraphLoan* loan, bint* captured) except -1:
+    """The same for the capture of this moment. False, and nothing lent, if it ended before the graph had it all."""
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     cdef cydriver.CUresult result
     cdef Lent* lent
-    cdef cydriver.cuuint64_t capture = 0
     cdef bint own_one, own_other
+    captured[0] = False
     loan.object = NULL
     loan.begun = captures_begun()
     with nogil:
@@ -278,13 +321,16 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
     # but that would invalidate the capture.
     check(result, b"cuStreamIsCapturing")
     if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
-        return False
+        return True
     with nogil:
-        result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, &capture, &loan.graph, NULL, NULL, NULL)
+        result = _ask_for_graph(order, &status, &loan.capture, &loan.graph)
     check(result, b"cuStreamGetCaptureInfo")
+    if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        return False
+    captured[0] = True
     # A loan of the graph on its own memory would keep a close from making the node that frees it.
-    own_one = _is_of_capture(one, capture)
-    own_other = other is None or other is one or _is_of_capture(other, capture)
+    own_one = _is_of_capture(one, loan.capture)
+    own_other = other is None or other is one or _is_of_capture(other, loan.capture)
     if own_one and own_other:
         return True
     _ensure_thread()
@@ -294,19 +340,26 @@ cdef bint lend_to_graph(StreamHandle* order, Record one, Record other, GraphLoan
     _held.fetch_add(1)
     try:
         if not own_one:
-            lent.one = _open_loan(one, capture)
+            lent.one = _open_loan(one, loan.capture)
         if not own_other:
-            lent.other = _open_loan(other, capture)
+            lent.other = _open_loan(other, loan.capture)
     except BaseException:
         _end_all(lent)
         raise
-    _give(lent, loan)
-    return True
+    return _give(order, lent, loan)
 
 
 cdef bint hold_as_asked(GraphLoan* loan) noexcept nogil:
     hold_captures_off()
     if captures_begun() == loan.begun:
+        return True
+    let_captures_begin()
+    return False
+
+
+cdef bint hold_in_capture(StreamHandle* order, GraphLoan* loan, cydriver.CUresult* result) noexcept nogil:
+    hold_captures_off()
+    if _captures_still(order, loan, result):
         return True
     let_captures_begin()
     return False

@@ -3,6 +3,7 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
 from cuda.core._memory._pending_frees cimport PendingFrees
+from cuda.core._memory._pool_handle cimport PoolHandle
 from cuda.core._stream_handle cimport StreamHandle
 
 # One address that was imported, for all buffers that were imported from it. Guarded by the mutex of the table.
@@ -16,7 +17,7 @@ cdef struct ImportedPointer:
     ImportedPointer* next       # with the same hash of the address, or among those that have ended
     ImportedPointer* next_name  # with the same hash of the payload
 
-cdef cydriver.CUresult import_counted(cydriver.CUmemoryPool pool, cydriver.CUmemPoolPtrExportData* data,
+cdef cydriver.CUresult import_counted(PoolHandle* handle, cydriver.CUmemPoolPtrExportData* data,
                                       ImportedPointer** entry, const char** function) noexcept nogil
 cdef cydriver.CUresult give_up_counted(ImportedPointer* entry, StreamHandle* order, PendingFrees* frees,
                                        const char** function) noexcept nogil

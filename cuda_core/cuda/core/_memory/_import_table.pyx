@@ -16,7 +16,9 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy, memset
 from libcpp.atomic cimport atomic
 
+from cuda.core._memory._import_access cimport grant_access_behind, withdraw_access
 from cuda.core._memory._pending_frees cimport PendingFrees
+from cuda.core._memory._pool_handle cimport PoolHandle
 from cuda.core._memory._pool_release cimport free_in_order
 from cuda.core._pthread cimport (
     pthread_atfork,
@@ -137,9 +139,40 @@ cdef void _take_out(ImportedPointer* entry) noexcept nogil:
     _unname(entry)
 
 
-cdef cydriver.CUresult import_counted(cydriver.CUmemoryPool pool, cydriver.CUmemPoolPtrExportData* data,
+cdef bint _has_any_of(cydriver.CUmemoryPool pool) noexcept nogil:
+    """Whether anything of a pool is open here, or was left to others. The mutex is held."""
+    cdef ImportedPointer* entry
+    cdef int bucket
+    for bucket in range(_BUCKETS):
+        entry = _by_name[bucket]
+        while entry != NULL:
+            if entry.pool == pool:
+                return True
+            entry = entry.next_name
+    return False
+
+
+cdef cydriver.CUresult _import(PoolHandle* handle, cydriver.CUmemPoolPtrExportData* data, cydriver.CUdeviceptr* address,
+                               const char** function) noexcept nogil:
+    """Import a pointer, and let the devices of its pool have access. The mutex is held."""
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef const char* refused = NULL
+    if handle.granted and not _has_any_of(handle.pool):
+        result = withdraw_access(handle, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuMemPoolImportPointer"
+        result = cydriver.cuMemPoolImportPointer(address, handle.pool, data)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = grant_access_behind(handle, function)
+        if result != cydriver.CUresult.CUDA_SUCCESS:
+            free_in_order(<uintptr_t>address[0], NULL, &handle.frees, &refused)
+    return result
+
+
+cdef cydriver.CUresult import_counted(PoolHandle* handle, cydriver.CUmemPoolPtrExportData* data,
                                       ImportedPointer** entry, const char** function) noexcept nogil:
     """Import a pointer and count it. ``entry``, a fresh one, is replaced where the address is open already."""
+    cdef cydriver.CUmemoryPool pool = handle.pool
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUdeviceptr address = 0
     cdef cydriver.CUresult result
@@ -149,11 +182,10 @@ cdef cydriver.CUresult import_counted(cydriver.CUmemoryPool pool, cydriver.CUmem
     result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
-    function[0] = b"cuMemPoolImportPointer"
     pthread_mutex_lock(&_mutex)
     found = _place_of_name(pool, data)[0]
     if found == NULL or not found.shares:
-        result = cydriver.cuMemPoolImportPointer(&address, pool, data)
+        result = _import(handle, data, &address, function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             if found != NULL and found.address != <uintptr_t>address:
                 ended = found  # what was left to others is not mapped any more

@@ -72,14 +72,16 @@ class ManagedBuffer(Buffer):
     -----
     Methods may be called from any thread. The buffer is lent for the length of each driver call; a stream that is given
     does not order the release of the buffer (:meth:`Buffer.record_stream`). An empty buffer has nothing to advise:
-    advice for it is checked, and changes nothing.
+    advice for it is checked, and changes nothing. Memory of a pool has the location that its pool was made with
+    (:class:`ManagedMemoryResourceOptions`): CUDA 13.0 takes no other advice for it (``NOT_SUPPORTED``). Memory of
+    ``cuMemAllocManaged`` takes all advice.
 
     Examples
     --------
     >>> managed = ManagedMemoryResource().allocate(1 << 20, stream=stream)
-    >>> managed.read_mostly = True
-    >>> managed.preferred_location = Device(0)
     >>> managed.prefetch(Device(0), stream=stream)
+    >>> managed.read_mostly
+    False
     """
 
     @classmethod

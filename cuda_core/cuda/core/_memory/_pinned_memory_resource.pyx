@@ -6,6 +6,7 @@ from cuda.bindings cimport cydriver
 from libc.string cimport memset
 
 from cuda.core._memory._host_pool cimport devices_with_host_pools, grant_access, nearest_node
+from cuda.core._memory._import_access cimport prepare_access
 from cuda.core._memory._memory_pool cimport return_to_pool
 from cuda.core._memory._pool_handle cimport PoolReference
 from cuda.core._memory._shared_pool cimport _SharedPool, enable_sending, open_pool
@@ -136,7 +137,7 @@ cdef class PinnedMemoryResource(_SharedPool):
         return open_pool(cls, handle, -1)
 
     cdef int begin_importing(self, PoolReference reference, int ordinal) except -1:
-        return grant_access(reference.handle.pool, devices_with_host_pools(True), True)
+        return prepare_access(reference.handle, devices_with_host_pools(True))
 
     @property
     def device_id(self) -> int:

@@ -73,7 +73,7 @@ cdef ImportReference import_pointer(PoolReference pool, bytes payload):
     self.handle = retain_pool(pool.handle)
     ensure_driver()
     with nogil:
-        result = import_counted(pool.handle.pool, &data, &entry, &function)
+        result = import_counted(pool.handle, &data, &entry, &function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         self.pointer = entry
     if self.pointer != fresh:

@@ -11,6 +11,9 @@ cdef struct PoolHandle:
     uint16_t generation          # of forks, when it was made
     long opened                  # how often the driver has given it, for a pool that was imported; else 0
     PendingFrees frees           # that may not have run yet
+    cydriver.CUmemAccessDesc* rights  # of devices, for what is imported: see _import_access
+    int right_count
+    bint granted                 # by now
     PoolHandle* next             # among those that could not be destroyed
     PoolHandle* next_opened      # among those that were imported
 

@@ -227,6 +227,7 @@ cdef void _end(PoolHandle* handle, bint told) noexcept nogil:
             _live.fetch_sub(1)
         forget_frees(&handle.frees)
         _unlink_opened(handle)
+        free(handle.rights)
         free(handle)
         return
     _keep(handle)

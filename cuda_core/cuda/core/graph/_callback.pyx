@@ -11,8 +11,9 @@ import operator
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
+from cuda.core._capture_lock cimport let_captures_begin
 from cuda.core._driver cimport check, is_finalizing
-from cuda.core._memory._graph_loans cimport GraphLoan, keep_for_graph, take_back
+from cuda.core._memory._graph_loans cimport GraphLoan, hold_in_capture, keep_for_graph, take_back
 from cuda.core._memory._interrupts cimport is_interrupt, raise_on_main_thread
 from cuda.core._stream_handle cimport StreamHandle, enter_stream, leave_stream, stream_as_seen_here
 
@@ -111,9 +112,14 @@ cdef int capture_callback(StreamHandle* order, HostCall call) except -1:
     with nogil:
         result = enter_stream(order, &pushed, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
-            function = b"cuLaunchHostFunc"
-            result = cydriver.cuLaunchHostFunc(stream_as_seen_here(order), entry, argument)
+            function = b"cuStreamGetCaptureInfo"
+            if hold_in_capture(order, &loan, &result):
+                function = b"cuLaunchHostFunc"
+                result = cydriver.cuLaunchHostFunc(stream_as_seen_here(order), entry, argument)
+                let_captures_begin()
+            elif result == cydriver.CUresult.CUDA_SUCCESS:  # over: nothing would keep a call that is made at once
+                result = cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
             leave_stream(pushed)
     if result != cydriver.CUresult.CUDA_SUCCESS:
-        take_back(&loan)
+        take_back(order, &loan)
     return check(result, function)
