@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a capture from beginning or ending between the question whether a stream is captured and the use of the stream.
+"""What keeps a capture from beginning or ending between the question whether a stream is captured and its use.
 
 One that begins would be broken, or take the use into its graph. One that ends beside the use has crashed a real driver,
-which does not synchronise the graph of a capture. Only captures that this package begins can be kept waiting. The lock prefers who waits to begin one, or many threads
-that free memory could keep that thread out for ever.
+which does not synchronise the graph of a capture. Only captures that this package begins can be kept waiting. The lock
+prefers who waits to begin one, or many threads that free memory could keep that thread out for ever.
 """
 
 from libcpp.atomic cimport atomic

@@ -67,8 +67,8 @@ cdef cydriver.CUresult enter_context_of_stream(StreamHandle* handle, bint* pushe
 cdef cydriver.CUresult _refuse_captured(cydriver.CUstream stream, const char** function) noexcept nogil:
     """Answer STREAM_CAPTURE_UNSUPPORTED if a stream, of the current context, is being captured.
 
-    Other code can begin a capture at any time. Asked behind the record of an event, this tells that the event is none of
-    a capture that goes on: a wait for one would break the capture, or take another stream into it.
+    Other code can begin a capture at any time. Asked behind the record of an event, this tells that the event is none
+    of a capture that goes on: a wait for one would break the capture, or take another stream into it.
     """
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     cdef cydriver.CUresult result = cydriver.cuStreamIsCapturing(stream, &status)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -76,7 +77,7 @@ class _OnAGpu(MemoryResourceTests):
 class TestCupyPool(_OnAGpu):
     stream_ordered = True
 
-    pools = []  # not the resources, of which some must be gone before the end of a test
+    pools: ClassVar[list] = []  # not the resources, of which some must be gone before the end of a test
 
     @pytest.fixture(autouse=True)
     def nothing_kept(self, needs_a_gpu):
