@@ -177,10 +177,15 @@ class MemoryResourceTests(MachineCheck, CapabilityChecks, FailureChecks, Release
 
     @pytest.fixture(autouse=True)
     def quick_collections(self):
-        """Have the collector look at what the check makes alone, and not each time at all of pytest and hypothesis."""
+        """Have the collector look at what the check makes alone, and not each time at all of pytest and hypothesis.
+
+        A suite that keeps things out of collections itself goes on to: they cannot be told from what is kept out here.
+        """
+        frozen_before = gc.get_freeze_count()
         gc.freeze()
         yield
-        gc.unfreeze()
+        if not frozen_before:
+            gc.unfreeze()
 
     @pytest.fixture(autouse=True)
     def options(self, request):
@@ -219,7 +224,8 @@ class MemoryResourceTests(MachineCheck, CapabilityChecks, FailureChecks, Release
         before = len(driver_calls.refused())
         yield
         gc.collect()
-        refused = driver_calls.refused()[before:]
+        # Libraries ask what the current context is on threads that have none; that is no free.
+        refused = [call for call in driver_calls.refused()[before:] if "cuCtxGetDevice" not in call]
         if refused:  # which is counted only when this has ended
             request.node.getparent(pytest.Class).stash.setdefault(_FAILED, request.node.name)
         require(
