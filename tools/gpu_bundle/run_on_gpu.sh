@@ -8,6 +8,7 @@
 #   PYTHON=python3    the interpreter; its version must be the one that the wheels were built for
 #   PARTS="..."       which parts to run (default: suite example consumers exchange allocators benchmarks)
 #   ARGS="..."        given to pytest
+#   PROCESSES=12      that share the tests which can share a GPU
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -45,15 +46,17 @@ print("cuda.core from the bundle:", cuda.core.__file__.startswith(__import__("os
 CODE
 }
 
-# Where there are several GPUs, a process for each; then, in one process that sees all of them, what needs two.
+# First what can share a GPU, in many processes; then what looks at how much memory is free, in one for each GPU. Where there
+# are several GPUs, at last, in one process that sees all of them, what needs two.
 suite() {
     # Only the plugins that the tests ask for: others that the machine has may not bear these.
     export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
     local pytest=("$python" -m pytest cuda_core/tests -p xdist -p _hypothesis_pytestplugin -p no:cacheprovider
         --driver=gpu -o faulthandler_timeout=100)
-    local code
-    "${pytest[@]}" -n auto --dist worksteal --durations=10 ${ARGS:-}
-    code=$?
+    local code=0 alone
+    "${pytest[@]}" --shared-gpu -n "${PROCESSES:-12}" --dist worksteal --durations=10 ${ARGS:-} || code=$?
+    alone=$(grep -rl free_memory cuda_core/tests --include='test_*.py')
+    "${pytest[@]}" $alone -n auto --dist worksteal --durations=10 ${ARGS:-} || code=$?
     [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ] || return $code
     "${pytest[@]}" -m two_devices ${ARGS:-} && return $code
 }
