@@ -51,14 +51,14 @@ CODE
 suite() {
     # Only the plugins that the tests ask for: others that the machine has may not bear these.
     export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
-    local pytest=("$python" -m pytest cuda_core/tests -p xdist -p _hypothesis_pytestplugin -p no:cacheprovider
+    local pytest=("$python" -m pytest -p xdist -p _hypothesis_pytestplugin -p no:cacheprovider
         --driver=gpu -o faulthandler_timeout=100)
     local code=0 alone
-    "${pytest[@]}" --shared-gpu -n "${PROCESSES:-12}" --dist worksteal --durations=10 ${ARGS:-} || code=$?
+    "${pytest[@]}" --shared-gpu -n "${PROCESSES:-12}" --dist worksteal --durations=10 ${ARGS:-} cuda_core/tests || code=$?
     alone=$(grep -rl free_memory cuda_core/tests --include='test_*.py')
     "${pytest[@]}" $alone -n auto --dist worksteal --durations=10 ${ARGS:-} || code=$?
     [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ] || return $code
-    "${pytest[@]}" -m two_devices ${ARGS:-} && return $code
+    "${pytest[@]}" -m two_devices ${ARGS:-} cuda_core/tests && return $code
 }
 example() { "$python" examples/grow_buffer.py --driver gpu; }
 consumers() { "$python" check_consumers.py; }
