@@ -32,6 +32,7 @@ class Conformance(MemoryResourceTests):
     """As authors derive it. The marks are for the rules of this suite: these tests make the driver refuse calls."""
 
     machine_settings = settings(max_examples=6, stateful_step_count=15, deadline=None, derandomize=True)
+    checks_frees = True
 
 
 for _name in (

@@ -12,7 +12,7 @@ from cuda.core.testing._watch import settled
 from support import name_of
 
 INTEGERS = ("granularity", "alignment", "too_large")
-FLAGS = ("supports_zero", "stream_ordered", "exportable", "growable", "driver_failures")
+FLAGS = ("supports_zero", "stream_ordered", "exportable", "growable", "checks_frees", "driver_failures")
 
 
 def said_of(**attributes):

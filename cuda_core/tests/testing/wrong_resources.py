@@ -97,6 +97,16 @@ class TestRight(Frame):
 FAULTS["TestRight"] = ("", ())
 
 
+@fault("it freed the memory of an open buffer", "test_frees_by_hand")
+class TestFreesUnderABuffer(Frame):
+    """Says that it asks before it frees, and does not."""
+
+    checks_frees = True
+
+    class Kind(Right):
+        pass
+
+
 @fault("a buffer is as large as was asked for", "test_a_buffer_owns_what_was_asked_for", "test_threads")
 class TestTooSmall(Frame):
     """Hands out a buffer that is one byte short."""

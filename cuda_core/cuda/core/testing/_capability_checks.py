@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a resource may be able to do beyond the contract: order by streams, export, grow."""
+"""What a resource may be able to do beyond the contract: order by streams, export, grow, check frees by hand."""
 
 import multiprocessing
 
 import pytest
 
-from cuda.core import LegacyPinnedMemoryResource, Ownership, TransferredTo
+from cuda.core import LegacyPinnedMemoryResource, Ownership, OwnershipError, TransferredTo
 from cuda.core.testing._bytes import get, pattern, put
 from cuda.core.testing._child import peer
 from cuda.core.testing._contract import call, require, shown
@@ -122,3 +122,43 @@ class CapabilityChecks:
                     "others came back",
                 )
             self.close(buffer)
+
+    def test_frees_by_hand(self, resource, stream):
+        """With ``checks_frees``: ``deallocate`` by hand spares what a buffer owns, and frees what was detached."""
+        if not self.checks_frees:
+            pytest.skip("checks_frees is False")
+        with self.all_returned(
+            resource,
+            "a deallocate by hand frees what was detached",
+            warm_up=lambda: self.one_round(resource, stream),
+        ):
+            buffer = self.take(resource, self.sizes[0], stream)
+            address, size = buffer.handle, buffer.size
+            try:
+                resource.deallocate(address, size, stream=stream)
+            except OwnershipError:
+                pass
+            else:
+                buffer.detach().handed_over()  # it is freed: the buffer must not do it again
+                require(
+                    False,
+                    "deallocate by hand is refused with an OwnershipError while an open buffer owns the address "
+                    "(checks_frees): put `with self.checked_free(ptr, size):` around the free",
+                    "it freed the memory of an open buffer",
+                )
+            require(
+                buffer.ownership is Ownership.OWNED,
+                "a deallocate that is refused leaves the buffer as it is",
+                f"it is {buffer.ownership.name}",
+            )
+            allocation = buffer.detach()
+            call(
+                lambda: resource.deallocate(address, size, stream=stream),
+                "deallocate by hand frees what was detached (checks_frees)",
+            )
+            require(
+                allocation.ownership is Ownership.TRANSFERRED,
+                "an Allocation that is freed by hand counts as handed over (checks_frees): put "
+                "`with self.checked_free(ptr, size):` around the free",
+                f"it is {allocation.ownership.name}",
+            )

@@ -9,7 +9,7 @@ from cuda.core.testing._contract import shown
 
 __all__ = ["check_options"]
 
-_FLAGS = ("supports_zero", "stream_ordered", "exportable", "growable", "driver_failures")
+_FLAGS = ("supports_zero", "stream_ordered", "exportable", "growable", "checks_frees", "driver_failures")
 _LARGEST = 2**63 - 1
 
 

@@ -57,6 +57,9 @@ class MemoryResourceTests(MachineCheck, CapabilityChecks, FailureChecks, Release
         Whether buffers can be sent to another process through ``multiprocessing``.
     growable : bool
         Whether the resource has ``modify_allocation(buffer, new_size)``.
+    checks_frees : bool
+        Whether a ``deallocate`` by hand is refused while an open buffer owns the address, as
+        :meth:`cuda.core.MemoryResource.checked_free` does it.
     driver_failures : bool
         Whether a driver call made by the resource may be made to fail. False where the memory is another library's that
         ends the process or stops working then.
@@ -92,6 +95,7 @@ class MemoryResourceTests(MachineCheck, CapabilityChecks, FailureChecks, Release
     stream_ordered: bool = False
     exportable: bool = False
     growable: bool = False
+    checks_frees: bool = False
     driver_failures: bool = True
     machine_settings: settings = settings(
         max_examples=15, stateful_step_count=20, deadline=None, derandomize=True
