@@ -40,6 +40,7 @@ REPORTS = {
     "pinned_pool_between_processes": ("a child", *ASKS_TOO_EARLY),
     "child_sends_a_buffer_and_an_event": (*TAKES_OWN_ACCESS, "a child", *TAKES_OWN_ACCESS),
     "pinned_pool_without_access": ("refused: 1 driver call", "cuMemsetD8Async: CUDA_ERROR_INVALID_VALUE"),
+    "managed_pool": ("refused: 3 driver calls", "cuMemAdvise: CUDA_ERROR_NOT_SUPPORTED (3 times)"),
     "virtual_memory": KEEPS_A_CHUNK,
     "copies_between_resources": KEEPS_A_CHUNK,
     # The grow frees the old range by hand; then the old buffer's deleter asks for it once more.

@@ -138,10 +138,17 @@ def managed_pool(device, stream):
     use(resource, stream)
     buffer = resource.allocate(MIB, stream=stream)
     assert isinstance(buffer, ManagedBuffer) and buffer.is_managed
-    buffer.read_mostly = True
-    buffer.preferred_location = device
-    buffer.accessed_by.add(device)
-    assert buffer.read_mostly and buffer.preferred_location == device and device in buffer.accessed_by
+    for advise in (
+        lambda: setattr(buffer, "read_mostly", True),
+        lambda: setattr(buffer, "preferred_location", device),
+        lambda: buffer.accessed_by.add(device),
+    ):
+        try:
+            advise()
+        except CUDAError as error:
+            assert "CUDA_ERROR_NOT_SUPPORTED" in str(error)
+        else:
+            raise AssertionError("the recorded driver refuses advice for memory of pools")
     buffer.prefetch(device, stream=stream)
     buffer.prefetch(Host(), stream=stream)
     buffer.discard_prefetch(device, stream=stream)
