@@ -21,7 +21,7 @@ from cuda.core import (
 from cuda.core._memory._queue import drain
 from held_work import Gate
 from python_resources import Plain
-from support import attempt, check, race, warnings_seen
+from support import attempt, check, child_output, race, warnings_seen
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -227,12 +227,12 @@ def test_the_per_thread_stream_of_another_thread_is_its_own(device):
 
 
 @pytest.mark.provokes_refusals
-@pytest.mark.parametrize("what", ["fill", "copy"])
+@pytest.mark.parametrize("what", ["fill", "copy", "copy from the host"])
 def test_what_is_put_into_a_stream_while_a_capture_begins_is_there_for_its_graph(device, what):
     """It comes before the capture, or the graph keeps its memory: no graph uses what a buffer had."""
     stream = device.create_stream()
-    source = SOURCES["pinned" if what == "fill" else "device"](device)
-    lasting = source.allocate(stream=device.default_stream)
+    source = SOURCES["device" if what == "copy" else "pinned"](device)
+    lasting = SOURCES["device"](device).allocate(stream=device.default_stream)
     graphs = []
     stop = threading.Event()
 
@@ -248,7 +248,7 @@ def test_what_is_put_into_a_stream_while_a_capture_begins_is_there_for_its_graph
         if what == "fill":
             buffer.fill(1, stream=stream)
         else:
-            buffer.copy_to(lasting, stream=stream)
+            buffer.copy_to(lasting, stream=stream)  # of one size
 
     building = threading.Thread(target=build, daemon=True)
     building.start()
@@ -270,6 +270,55 @@ def test_what_is_put_into_a_stream_while_a_capture_begins_is_there_for_its_graph
     stream.close()
     gc.collect()
     assert drain(20)
+
+
+COPIES = """
+import threading, time
+from cuda.core import CUDAError, Device
+from buffer_kinds import SOURCES
+from support import attempt
+device = Device(0)
+device.set_current()
+streams = [device.create_stream() for _ in range(2)]
+source = SOURCES["pinned"](device)
+until = time.monotonic() + 1.5
+made = []
+def capture(stream):
+    device.set_current()
+    while time.monotonic() < until:
+        builder = stream.create_graph_builder().begin_building("relaxed").end_building()
+        graph = builder.complete()
+        graph.launch(stream)
+        builder.close()
+        graph.close()
+def copy():
+    device.set_current()
+    mine = device.create_stream()
+    there = SOURCES["device"](device).allocate(stream=mine)
+    while time.monotonic() < until:
+        for stream in streams:
+            here = source.allocate(stream=mine)
+            here.record_stream(stream)
+            attempt(lambda: here.copy_to(there, stream=stream), CUDAError)
+            attempt(lambda: here.close(wait=False), CUDAError)
+            made.append(here)
+threads = [threading.Thread(target=capture, args=(stream,)) for stream in streams]
+threads += [threading.Thread(target=copy) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+for stream in streams:
+    stream.sync()
+for here in made:
+    here.close()
+print(len(made) > 20)
+"""
+
+
+def test_a_copy_from_pinned_memory_is_in_no_graph_that_does_not_keep_it():
+    """A fault of the device otherwise, where that graph is launched."""
+    assert child_output(COPIES) == "True\n"
 
 
 def test_frees_in_many_streams_of_one_pool_beside_captures_end(device):

@@ -98,14 +98,22 @@ cdef int ensure_disjoint(Record dst, Record src, str where) except -1:
     return 0
 
 
+cdef bint _may_wait(Record dst, Record src) except -1:
+    """Whether the call of a copy may wait for work: with memory of the host on both sides, or that is pageable."""
+    if src.device_id >= 0 and dst.device_id >= 0:
+        return False
+    if src.device_id < 0 and dst.device_id < 0:
+        return True
+    return not getattr(type((src if src.device_id < 0 else dst).resource), "_page_locked", False)
+
+
 cdef int plain_copy(Record dst, Record src, StreamHandle* order) except -1:
     """Put a copy into a stream, or into the graph that is being captured on it. Both records are lent by the caller."""
     cdef GraphLoan loan
     cdef bint captured = False, held = False
     cdef cydriver.CUresult result
     cdef const char* function = b"cuMemcpyAsync"
-    # Memory of the host may be pageable. Which it is would have to be asked of resources, for each copy.
-    cdef bint waits = src.device_id < 0 or dst.device_id < 0
+    cdef bint waits = _may_wait(dst, src)
     while True:
         captured = lend_to_graph(order, src, dst, &loan)
         with nogil:

@@ -22,6 +22,8 @@ cdef class LegacyPinnedMemoryResource(PlainResource):
     ...     memoryview(buffer)[:5] = b"hello"
     """
 
+    _page_locked = True  # asked by copies
+
     def __cinit__(self):
         # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
         if type(self) is LegacyPinnedMemoryResource:

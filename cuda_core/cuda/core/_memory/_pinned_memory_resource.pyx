@@ -52,6 +52,8 @@ cdef class PinnedMemoryResource(_SharedPool):
     ...     memoryview(buffer)[:5] = b"hello"
     """
 
+    _page_locked = True  # asked by copies
+
     def __cinit__(self):
         self._node = -1
         # The exact type frees in C. A subclass may have its own deallocate, and that is asked.
