@@ -44,6 +44,11 @@ cdef class Keeper:
     cdef bint is_alone(self) noexcept
     cdef void let_out(self) noexcept
 
+cdef enum:
+    TOLD = 1
+    # All that has failed is a close that a capture has refused before anything happened: a collection may try.
+    REFUSED_UNTOUCHED = 2
+
 cdef class Record:
     cdef atomic[uint64_t] own_word
     cdef atomic[uint64_t]* word     # own_word, or the word of the range
@@ -53,7 +58,7 @@ cdef class Record:
     cdef uint16_t generation        # of forks, when the record began
     cdef uint8_t left_to            # who took over what a range holds, once its epoch has passed this record's
     cdef uint8_t collected          # that its release was begun by a collection
-    cdef uint8_t reported            # that it was dropped and could not be returned
+    cdef uint8_t reported            # TOLD: that it was dropped and could not be returned; or REFUSED_UNTOUCHED
     cdef uint8_t kept_by_collector    # a collection must not free it
     cdef uintptr_t pointer
     cdef size_t size

@@ -7,7 +7,7 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
 from cuda.core._driver cimport is_finalizing
-from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, WAIT, Keeper, Record
+from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, TOLD, WAIT, Keeper, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._copy cimport copy as copy_bytes, ensure_copy_options
 from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
@@ -29,7 +29,7 @@ from cuda.core._memory._ownership cimport (
 )
 from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._memory._queue cimport wait_for_room
-from cuda.core._memory._release cimport release_from_collection, report
+from cuda.core._memory._release cimport release_from_collection, report, something_may_have_happened
 from cuda.core._memory._transfer cimport Allocation, hand_over
 from cuda.core._memory._virtual_descriptor cimport VirtualBufferDescriptor
 from cuda.core._stream cimport Stream, Stream_accept, bind_default_stream, bind_stream, stream_for_python
@@ -102,7 +102,12 @@ cdef bint _is_ended(Record record) noexcept:
 
 cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter of ``from_handle(deallocate=)``."""
-    record.resource.function(<size_t>record.pointer, record.size, stream_for_python(order))
+    cdef Stream stream = stream_for_python(order)
+    try:
+        record.resource.function(<size_t>record.pointer, record.size, stream)
+    except Exception as error:
+        something_may_have_happened(error)
+        raise
     return 0
 
 
@@ -184,8 +189,8 @@ cdef class Buffer(Record):
         # A Python-defined resource cannot be asked from here: in a reference cycle it may already be emptied.
         if self.deleter != ask_python and self.deleter != ask_function:
             release_from_collection(self)
-        elif self.state() == STATE_OWNED and not self.reported and not is_finalizing():
-            self.reported = True
+        elif self.state() == STATE_OWNED and self.reported != TOLD and not is_finalizing():
+            self.reported = TOLD
             report(
                 f"{self.describe()} was dropped without its finalizer: a class derived from {Buffer.__name__} has a "
                 "__del__ that does not call the inherited one. It stays allocated."

@@ -7,6 +7,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from cuda.core._memory._allocation cimport Record, end_left_behind, open_records_of, put_back_left
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._ownership cimport CLAIM_MASK, LOANS_MASK, STATE_OWNED, TAKER_DETACHED, TAKER_LOANS
+from cuda.core._memory._release cimport something_may_have_happened
 from cuda.core._memory._transfer cimport Allocation, abort_hand_over, begin_hand_over, commit_hand_over
 from cuda.core._memory._unique_addresses cimport enter_unique, unique_owner
 from cuda.core._stream cimport Stream, stream_for_python
@@ -39,6 +40,9 @@ cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1:
     _put_asked(<PyObject*>record)
     try:
         record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
+    except Exception as error:
+        something_may_have_happened(error)
+        raise
     finally:
         _put_asked(outer)
     return 0

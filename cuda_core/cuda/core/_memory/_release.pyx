@@ -21,6 +21,8 @@ from cuda.core._memory._allocation cimport (
     LAST_LOAN,
     NEVER_WAIT,
     QUEUE_IF_BUSY,
+    REFUSED_UNTOUCHED,
+    TOLD,
     WAIT,
     Record,
     end_left_behind,
@@ -33,8 +35,10 @@ from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, n
 from cuda.core._memory._ownership cimport (
     EVENT_ABORT_RELEASE,
     EVENT_BEGIN_AUTOMATIC_RELEASE,
+    EVENT_BEGIN_RELEASE,
     EVENT_COMMIT_RELEASE,
     EVENT_LOSE,
+    FAILED_BIT,
     STATE_OWNED,
     STATE_RELEASED,
     STATE_TRANSFERRED,
@@ -158,6 +162,17 @@ cdef void _leave_to_heir(Record record, Record heir) noexcept:
     record.range.heir = heir
 
 
+cdef int _note_refusal(Record record, object error) except -1:
+    """Note whether all that has failed so far is a close that a capture has refused. Before the word says failed."""
+    cdef bint untouched = (
+        getattr(error, "nothing_happened", False)
+        and (record.reported == REFUSED_UNTOUCHED or not record.word.load() & FAILED_BIT)
+    )
+    if record.reported != TOLD:
+        record.reported = REFUSED_UNTOUCHED if untouched else 0
+    return 0
+
+
 cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1:
     """Run the deleter of a record that is claimed for release, and commit or abort."""
     cdef int outcome
@@ -181,6 +196,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
             record_ended(record)
             record.forget()
         else:
+            _note_refusal(record, error)
             record.apply(EVENT_ABORT_RELEASE)
         raise
     finally:
@@ -224,27 +240,30 @@ cdef int finish_loans(Record record, bint may_raise) except -1:
 cdef int release_from_collection(Record record) noexcept:
     """Release what nobody can name any more. A failure is reported once and not tried again."""
     cdef int state = record.state()
+    cdef int event = EVENT_BEGIN_AUTOMATIC_RELEASE
     if state == STATE_RELEASED or state == STATE_TRANSFERRED:
         return 0
     if is_finalizing():
         # No Python may run, no stream is waited for: the process is about to give everything back by ending.
         return 0
     record.collected = True
+    if record.reported == REFUSED_UNTOUCHED:
+        event = EVENT_BEGIN_RELEASE  # which does not mind that one was refused
     try:
         if state == STATE_OWNED and record.deleter != NULL and _is_kept(record):
-            if not record.reported:
-                record.reported = True
+            if record.reported != TOLD:
+                record.reported = TOLD
                 report(
                     f"{record.describe()} was dropped without a close, and a collection must not free it. "
                     "It stays allocated."
                 )
             return 0
         if (
-            release(record, EVENT_BEGIN_AUTOMATIC_RELEASE, NULL, NEVER_WAIT) == CLOSE_NOTHING
+            release(record, event, NULL, NEVER_WAIT) == CLOSE_NOTHING
             and record.state() == STATE_OWNED
-            and not record.reported
+            and record.reported != TOLD
         ):
-            record.reported = True
+            record.reported = TOLD
             report(f"{record.describe()} was dropped after a close that failed. It stays allocated.")
     except BaseException as error:
         _report_failed(record, error, "was dropped and could not be returned")
@@ -265,7 +284,7 @@ cdef bint _is_lost(object error) except -1:
 
 
 cdef int _report_failed(Record record, object error, str what) except -1:
-    record.reported = True
+    record.reported = TOLD
     if _is_lost(error):
         # Every buffer of a dead context fails in the same way.
         place = getattr(error, "lost_place", None) or 0
@@ -300,11 +319,20 @@ cdef int ensure_not_capturing(StreamHandle* order) except -1:
 
 
 cdef object capture_in_the_way():
-    """Return the error of a release that met a capture, which may be over by now."""
-    return captured_error(
+    """Return the error of a release that met a capture, which may be over by now. Nothing has happened."""
+    error = captured_error(
         "the stream that orders this release is being captured; release the buffer after the capture has ended, or "
         "close it with another stream"
     )
+    error.nothing_happened = True
+    return error
+
+
+cdef int something_may_have_happened(object error) except -1:
+    """Take back what such an error says where it comes out of an author's code: it is about another buffer there."""
+    if getattr(error, "nothing_happened", False):
+        error.nothing_happened = False
+    return 0
 
 
 cdef bint wait_for_order(StreamHandle* order) except -1:

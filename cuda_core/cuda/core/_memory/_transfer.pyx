@@ -5,7 +5,7 @@ cimport cython
 from cpython.ref cimport PyObject
 
 from cuda.core._driver cimport is_finalizing
-from cuda.core._memory._allocation cimport Keeper, Record, record_ended
+from cuda.core._memory._allocation cimport TOLD, Keeper, Record, record_ended
 from cuda.core._memory._ownership cimport (
     EVENT_ABORT_TRANSFER,
     EVENT_BEGIN_GROW,
@@ -154,7 +154,7 @@ cdef class Allocation(Record):
             self.slot.empty()
         if self.state() != STATE_OWNED or is_finalizing():
             return
-        self.reported = True
+        self.reported = TOLD
         report(
             f"{self.describe()} was detached, and dropped without being adopted or declared as handed over. "
             "It stays allocated."
