@@ -116,23 +116,6 @@ int64_t raw_allocate_and_close(CUstream stream, size_t size, int64_t rounds)
     return now() - start;
 }
 
-int64_t raw_pool_pair(CUstream stream, size_t size, int64_t rounds)
-{
-    CUmemPoolProps pool_properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = properties.location};
-    CUmemoryPool pool;
-    TRY(call_cuMemPoolCreate(&pool, &pool_properties));
-    int64_t start = now();
-    for (int64_t i = 0; i < rounds; i++) {
-        CUdeviceptr address;
-        TRY(call_cuMemAllocFromPoolAsync(&address, size, pool, stream));
-        TRY(call_cuMemFreeAsync(address, stream));
-    }
-    int64_t elapsed = now() - start;
-    TRY(call_cuStreamSynchronize(stream));
-    TRY(call_cuMemPoolDestroy(pool));
-    return elapsed;
-}
-
 // What must surround a call that captures of streams would be broken by: whether its own stream is captured, and the
 // thread's capture mode lent.
 #define BESIDE_CAPTURES(call)                                                                                 \
@@ -145,22 +128,27 @@ int64_t raw_pool_pair(CUstream stream, size_t size, int64_t rounds)
         TRY(call_cuThreadExchangeStreamCaptureMode(&mode_));                                                  \
     } while (0)
 
-int64_t raw_pool_pair_beside_captures(CUstream stream, size_t size, int64_t rounds)
-{
-    CUmemPoolProps pool_properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = properties.location};
-    CUmemoryPool pool;
-    TRY(call_cuMemPoolCreate(&pool, &pool_properties));
-    int64_t start = now();
-    for (int64_t i = 0; i < rounds; i++) {
-        CUdeviceptr address;
-        BESIDE_CAPTURES(call_cuMemAllocFromPoolAsync(&address, size, pool, stream));
-        BESIDE_CAPTURES(call_cuMemFreeAsync(address, stream));
+#define POOL_PAIR(name, MADE)                                                                                 \
+    int64_t name(CUstream stream, size_t size, int64_t rounds)                                                \
+    {                                                                                                         \
+        CUmemPoolProps pool_properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,                         \
+                                          .location = properties.location};                                   \
+        CUmemoryPool pool;                                                                                    \
+        TRY(call_cuMemPoolCreate(&pool, &pool_properties));                                                   \
+        int64_t start = now();                                                                                \
+        for (int64_t i = 0; i < rounds; i++) {                                                                \
+            CUdeviceptr address;                                                                              \
+            MADE(call_cuMemAllocFromPoolAsync(&address, size, pool, stream));                                 \
+            MADE(call_cuMemFreeAsync(address, stream));                                                       \
+        }                                                                                                     \
+        int64_t elapsed = now() - start;                                                                      \
+        TRY(call_cuStreamSynchronize(stream));                                                                \
+        TRY(call_cuMemPoolDestroy(pool));                                                                     \
+        return elapsed;                                                                                       \
     }
-    int64_t elapsed = now() - start;
-    TRY(call_cuStreamSynchronize(stream));
-    TRY(call_cuMemPoolDestroy(pool));
-    return elapsed;
-}
+
+POOL_PAIR(raw_pool_pair, TRY)
+POOL_PAIR(raw_pool_pair_beside_captures, BESIDE_CAPTURES)
 
 static int shorter(const void *one, const void *other)
 {

@@ -419,9 +419,7 @@ def nothing_left(request, devices, driver_watch):
         if free_memory() >= free or not alone:
             break
         time.sleep(0.05)  # another process on the same GPU may come and go
-    # A GPU's driver keeps a block for itself now and then. What is live was counted above, where it is watched.
-    tolerated = 2 << 20 if isinstance(driver_watch.sim, _RealDriver) else 0
-    assert free_memory() >= free - tolerated or not alone, "device memory was not given back"
+    assert free_memory() >= free or not alone, "device memory was not given back"
     if not request.node.get_closest_marker("provokes_refusals"):
         assert refused == [], "the driver refused calls that the test did not provoke"
 

@@ -149,3 +149,30 @@ print(sim.live())
 
 def test_a_free_that_waits_when_its_context_ends_has_happened():
     assert run_test_program(FREE_AND_RESET) == "{}\n"
+
+
+def test_memory_of_a_managed_pool_takes_no_advice(stream):
+    """As an H200 answers; for a node of the host it says yes and does nothing."""
+    kinds = cu.CUmemLocationType
+    properties = cu.CUmemPoolProps()
+    properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+    properties.location.type = kinds.CU_MEM_LOCATION_TYPE_DEVICE
+    pool = ok(cu.cuMemPoolCreate(properties))
+    pointer = ok(cu.cuMemAllocFromPoolAsync(4096, pool, stream))
+    preferred = cu.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE
+    prefer = cu.CUmem_advise.CU_MEM_ADVISE_SET_PREFERRED_LOCATION
+    answers = {
+        kinds.CU_MEM_LOCATION_TYPE_HOST_NUMA: cu.CUresult.CUDA_SUCCESS,
+        kinds.CU_MEM_LOCATION_TYPE_HOST: cu.CUresult.CUDA_ERROR_NOT_SUPPORTED,
+        kinds.CU_MEM_LOCATION_TYPE_DEVICE: cu.CUresult.CUDA_ERROR_NOT_SUPPORTED,
+    }
+    for kind, answer in answers.items():
+        place = cu.CUmemLocation()
+        place.type = kind
+        assert cu.cuMemAdvise(pointer, 4096, prefer, place)[0] == answer
+        assert ok(cu.cuMemRangeGetAttribute(4, preferred, pointer, 4096)) == kinds.CU_MEM_LOCATION_TYPE_DEVICE
+    for name in ("SET_READ_MOSTLY", "UNSET_READ_MOSTLY", "SET_ACCESSED_BY", "UNSET_PREFERRED_LOCATION"):
+        advice = getattr(cu.CUmem_advise, f"CU_MEM_ADVISE_{name}")
+        assert cu.cuMemAdvise(pointer, 4096, advice, place)[0] == cu.CUresult.CUDA_ERROR_NOT_SUPPORTED
+    ok(cu.cuMemFreeAsync(pointer, stream))
+    ok(cu.cuMemPoolDestroy(pool))

@@ -22,6 +22,10 @@ from cuda.core._stream_handle cimport (
 from cuda.core._undestroyed cimport end_own_event
 
 
+cdef enum:
+    _TURNS = 1000  # of asking a stream that is captured and not, by turns
+
+
 cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
                                          const char** function) noexcept nogil:
     """Find the context of a stream; of a default stream that was not bound to one, the current context or NULL.
@@ -174,9 +178,10 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
     """
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUevent event = NULL
-    cdef cydriver.CUresult result
-    cdef bint idle
-    cdef int member
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS, refused
+    cdef const char* refused_by
+    cdef bint idle = False
+    cdef int member, _turn
     capturing[0] = False
     if handle.kind == STREAM_SET:
         for member in range(handle.member_count):
@@ -186,7 +191,7 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
             ):
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
-    while True:
+    for _turn in range(_TURNS):
         hold_captures_off()
         result = query_uncaptured(handle, &idle, capturing, function)
         if result == cydriver.CUresult.CUDA_SUCCESS and not idle and not capturing[0]:
@@ -194,10 +199,12 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
         let_captures_begin()
         if not is_of_capture(result):
             break
+        refused, refused_by = result, function[0]
         result = stream_is_capturing(handle, capturing, function)  # begun meanwhile, elsewhere
         if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
             return result
         # And over by now, so that there may be work in the stream again, or still.
+        result, function[0] = refused, refused_by
     if result != cydriver.CUresult.CUDA_SUCCESS or idle or capturing[0]:
         return result
     waited[0] = True

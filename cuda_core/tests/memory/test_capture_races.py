@@ -127,6 +127,23 @@ def test_a_capture_that_begins_while_a_close_waits_stays_whole(device, kind, mod
     stream.close()
 
 
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+def test_a_wait_that_is_refused_for_a_capture_that_is_none_ends(device, driver_watch):
+    """It is begun anew where a capture came and went, and not for ever."""
+    stream = device.create_stream()
+    buffer = SOURCES["virtual"](device).allocate(stream=stream)
+    refusal = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+    with Gate(stream) as gate:
+        with driver_watch.fail("cuEventRecord", result=refusal, sticky=True):
+            with pytest.raises(CUDAError, match=f"{refusal}.*cuEventRecord"):
+                buffer.close()
+        assert buffer.ownership is Ownership.OWNED
+        gate.open()
+    assert buffer.close() is CloseResult.DONE
+    stream.close()
+
+
 class CapturingElsewhere(Capturing):
     """The same through the driver, as another library would: nothing here can keep it waiting."""
 
@@ -248,7 +265,7 @@ def test_what_is_put_into_a_stream_while_a_capture_begins_is_there_for_its_graph
         if what == "fill":
             buffer.fill(1, stream=stream)
         else:
-            buffer.copy_to(lasting, stream=stream)  # of one size
+            buffer.copy_to(lasting, stream=stream)
 
     building = threading.Thread(target=build, daemon=True)
     building.start()

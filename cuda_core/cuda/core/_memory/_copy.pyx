@@ -110,26 +110,25 @@ cdef bint _may_wait(Record dst, Record src) except -1:
 cdef int plain_copy(Record dst, Record src, StreamHandle* order) except -1:
     """Put a copy into a stream, or into the graph that is being captured on it. Both records are lent by the caller."""
     cdef GraphLoan loan
-    cdef bint captured = False, held = False
-    cdef cydriver.CUresult result
+    cdef bint captured = False, ready = False
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
     cdef const char* function = b"cuMemcpyAsync"
     cdef bint waits = _may_wait(dst, src)
-    while True:
+    while not ready and result == cydriver.CUresult.CUDA_SUCCESS:
         captured = lend_to_graph(order, src, dst, &loan)
         with nogil:
-            result = cydriver.CUresult.CUDA_SUCCESS
             if not waits:
-                held = hold_as_asked(&loan)
-            elif captured:
-                held = hold_in_capture(order, &loan, &result)
-            if held or (waits and not captured):
+                ready = hold_as_asked(&loan)
+            elif captured:  # what is captured waits for nothing
+                ready = hold_in_capture(order, &loan, &result)
+            else:
+                ready = True  # and captures may begin
+            if ready:
                 result = cydriver.cuMemcpyAsync(dst.pointer, src.pointer, src.size, order.stream)
-                if held:
+                if captured or not waits:
                     let_captures_begin()
             elif result != cydriver.CUresult.CUDA_SUCCESS:
                 function = b"cuStreamGetCaptureInfo"
-        if held or (waits and not captured) or result != cydriver.CUresult.CUDA_SUCCESS:
-            break
     if captured and result != cydriver.CUresult.CUDA_SUCCESS:
         take_back(order, &loan)
     check(result, function)

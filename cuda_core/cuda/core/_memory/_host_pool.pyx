@@ -54,22 +54,29 @@ cdef int nearest_node() except -1:
     return node
 
 
-cdef int grant_access(cydriver.CUmemoryPool pool, list devices, bint own) except -1:
-    """Let these devices use a pool. Of one that is not our own, only what nobody has is granted."""
-    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+cdef cydriver.CUmemAccessDesc* rights_for(list devices) except NULL:
+    """Return the right to read and write for each of these devices. The caller frees them."""
+    cdef int place
     cdef cydriver.CUmemAccessDesc* rights = <cydriver.CUmemAccessDesc*>calloc(
         len(devices), sizeof(cydriver.CUmemAccessDesc)
     )
+    if rights == NULL:
+        raise MemoryError("no memory for access rights")
+    for place in range(len(devices)):
+        rights[place].location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        rights[place].location.id = devices[place]
+        rights[place].flags = cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return rights
+
+
+cdef int grant_access(cydriver.CUmemoryPool pool, list devices, bint own) except -1:
+    """Let these devices use a pool. Of one that is not our own, only what nobody has is granted."""
+    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    cdef cydriver.CUmemAccessDesc* rights = rights_for(devices)
     cdef cydriver.CUmemAccess_flags has = cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
     cdef cydriver.CUresult result
     cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
     cdef int place, wanted = 0, count = len(devices)
-    if rights == NULL:
-        raise MemoryError("no memory for access rights")
-    for place in range(count):
-        rights[place].location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        rights[place].location.id = devices[place]
-        rights[place].flags = cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     with nogil:
         result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
         if result == cydriver.CUresult.CUDA_SUCCESS:

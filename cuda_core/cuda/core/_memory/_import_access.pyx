@@ -9,25 +9,16 @@ withdrawing it would be a fault for work in flight.
 """
 
 from cuda.bindings cimport cydriver
-from libc.stdlib cimport calloc
 
+from cuda.core._memory._host_pool cimport rights_for
 from cuda.core._memory._pending_frees cimport all_is_known, frees_have_run
 from cuda.core._memory._pool_handle cimport PoolHandle
 
 
 cdef int prepare_access(PoolHandle* pool, list devices) except -1:
     """Note who shall have access to what is imported. Where the pool was opened before, that is known already."""
-    cdef int place, count = len(devices)
-    cdef cydriver.CUmemAccessDesc* rights
-    if pool.rights != NULL:
-        return 0
-    rights = <cydriver.CUmemAccessDesc*>calloc(count, sizeof(cydriver.CUmemAccessDesc))
-    if rights == NULL:
-        raise MemoryError("no memory for access rights")
-    for place in range(count):
-        rights[place].location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        rights[place].location.id = devices[place]
-    pool.rights, pool.right_count = rights, count
+    if pool.rights == NULL:
+        pool.rights, pool.right_count = rights_for(devices), len(devices)
     return 0
 
 

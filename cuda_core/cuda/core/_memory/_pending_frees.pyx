@@ -231,26 +231,35 @@ cdef bint all_is_known(PendingFrees* frees) noexcept nogil:
 
 
 cdef bint frees_have_run(PendingFrees* frees, bint* blocked) noexcept nogil:
-    """Whether nothing is pending any more. For the last holder of a pool. ``blocked``: a capture is in the way."""
+    """Whether nothing is pending any more of what was noted so far. ``blocked``: a capture is in the way."""
     cdef FreeingStream* one
     cdef FreeingStream* following
+    cdef bint none
     blocked[0] = False
+    pthread_mutex_lock(&_mutex)
     _write_recent(<void**>&frees.recent, NULL)
     one = frees.streams
     frees.streams = NULL
     frees.stream_count = 0
+    pthread_mutex_unlock(&_mutex)
     while one != NULL:
         following = one.next
         if _replace_by_event(frees, one.stream):
             release_stream(one.stream)
             free(one)
         else:
+            pthread_mutex_lock(&_mutex)
             one.next = frees.streams
             frees.streams = one
             frees.stream_count += 1
+            pthread_mutex_unlock(&_mutex)
             blocked[0] = True
         one = following
-    return _events_have_run(frees) and frees.streams == NULL
+    none = _events_have_run(frees)
+    pthread_mutex_lock(&_mutex)
+    none = none and frees.streams == NULL
+    pthread_mutex_unlock(&_mutex)
+    return none
 
 
 cdef void forget_frees(PendingFrees* frees) noexcept nogil:
