@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 
 import pytest
 
@@ -61,8 +62,12 @@ OPERATIONS = (close, detach, grow, lend, adopt)
 PAIRS = list(itertools.combinations_with_replacement(OPERATIONS, 2))
 
 
-def walk(row, operation, outcomes, start):
+def walk(row, operation, outcomes, start, awake):
     start.wait()
+    # Who comes last to the barrier goes on at once, and could be through before the others have woken.
+    awake.append(True)
+    while len(awake) < THREADS:
+        time.sleep(0)
     for round_ in row:
         try:
             outcomes.append(operation(round_))
@@ -104,11 +109,11 @@ def test_of_two_operations_one_wins(device, pair):
     free, winners = free_memory(), set()
     for _ in range(ROUNDS // ROW):
         row = [Round(resource, size, adopt in pair) for _ in range(ROW)]
-        outcomes, start = [[] for _ in range(THREADS)], threading.Barrier(THREADS)
+        outcomes, start, awake = [[] for _ in range(THREADS)], threading.Barrier(THREADS), []
 
-        def work(number, row=row, outcomes=outcomes, start=start):
+        def work(number, row=row, outcomes=outcomes, start=start, awake=awake):
             check(driver.cuCtxSetCurrent(context))
-            walk(row, pair[number % 2], outcomes[number], start)
+            walk(row, pair[number % 2], outcomes[number], start, awake)
 
         threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(THREADS)]
         for thread in threads:
