@@ -36,6 +36,12 @@ _driver_name = pytest.StashKey[str]()
 _unwatched = pytest.StashKey[str]()  # why the driver is not watched; empty when it is
 _deselected = pytest.StashKey[int]()
 _free_gpus = pytest.StashKey[list]()
+_kept_by_the_driver = pytest.StashKey[int]()
+
+# Of device memory, what a real driver may take for itself in the course of all tests. It takes blocks for new streams,
+# threads and processes when it likes. What is missing behind a test although nothing that the driver was asked for is
+# live counts towards this: a fault that loses memory in such a way would lose far more over 1,900 tests.
+_MOST_KEPT = 256 << 20
 
 # Looks in a process of its own: loading the installed driver here would settle the choice.
 _COUNT_DEVICES = """
@@ -162,6 +168,7 @@ def pytest_configure(config):
         "watched: injects failures, or looks at calls or live objects; left out on a GPU that is not watched",
         "two_devices: needs a second device",
         "provokes_refusals: makes the driver refuse calls on purpose",
+        "alone: says something about times on a GPU that nobody else uses; left out with --shared-gpu",
     ):
         config.addinivalue_line("markers", line)
     if not config.getoption("--hypothesis-profile", None):
@@ -176,6 +183,7 @@ def pytest_configure(config):
     config.stash[_unwatched] = _activate(choice, config.getoption("--unwatched"))
     config.stash[_driver_name] = choice
     config.stash[_deselected] = 0
+    config.stash[_kept_by_the_driver] = 0
 
 
 def _name_of_the_library():
@@ -207,6 +215,10 @@ def _looks_at_free_memory(path):
     return "free_memory" in path.read_text()
 
 
+def _needs_a_gpu_for_itself(item):
+    return item.get_closest_marker("alone") or _looks_at_free_memory(item.path)
+
+
 def pytest_collection_modifyitems(config, items):
     unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unstable:  # two processes that share the tests would not agree on their names
@@ -222,7 +234,7 @@ def pytest_collection_modifyitems(config, items):
             item.get_closest_marker("sim_only")
             or (item.get_closest_marker("watched") and config.stash[_unwatched])
             or (item.get_closest_marker("two_devices") and device_count() < 2)
-            or (config.getoption("--shared-gpu") and _looks_at_free_memory(item.path))
+            or (config.getoption("--shared-gpu") and _needs_a_gpu_for_itself(item))
         )
 
     config.stash[_deselected] = _leave_out(config, items, cannot_run)
@@ -241,6 +253,10 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(
             f"{config.stash[_deselected]} tests need the simulated driver (or more devices, or one to themselves)"
             " and were left out"
+        )
+    if config.stash[_kept_by_the_driver]:
+        terminalreporter.write_line(
+            f"the driver has kept {config.stash[_kept_by_the_driver]:,} bytes of device memory for itself"
         )
 
 
@@ -419,7 +435,12 @@ def nothing_left(request, devices, driver_watch):
         if free_memory() >= free or not alone:
             break
         time.sleep(0.05)  # another process on the same GPU may come and go
-    assert free_memory() >= free or not alone, "device memory was not given back"
+    if alone:
+        missing = max(free - free_memory(), 0)
+        if driver_watch.sim and request.config.stash[_driver_name] == "gpu":
+            request.config.stash[_kept_by_the_driver] += missing
+            missing = max(request.config.stash[_kept_by_the_driver] - _MOST_KEPT, 0)
+        assert missing == 0, "device memory was not given back"
     if not request.node.get_closest_marker("provokes_refusals"):
         assert refused == [], "the driver refused calls that the test did not provoke"
 

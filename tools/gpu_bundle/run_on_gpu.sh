@@ -55,7 +55,7 @@ suite() {
         --driver=gpu -o faulthandler_timeout=100)
     local code=0 alone
     "${pytest[@]}" --shared-gpu -n "${PROCESSES:-12}" --dist worksteal --durations=10 ${ARGS:-} cuda_core/tests || code=$?
-    alone=$(grep -rl free_memory cuda_core/tests --include='test_*.py')
+    alone=$(grep -rlE 'free_memory|mark\.alone' cuda_core/tests --include='test_*.py')
     "${pytest[@]}" $alone -n auto --dist worksteal --durations=10 ${ARGS:-} || code=$?
     [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ] || return $code
     "${pytest[@]}" -m two_devices ${ARGS:-} cuda_core/tests && return $code

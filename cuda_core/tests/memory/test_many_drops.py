@@ -83,6 +83,7 @@ def test_what_waits_behind_a_capture_holds_up_no_other(device, stream, driver_wa
     other.close()
 
 
+@pytest.mark.alone
 def test_with_an_idle_device_the_memory_is_back_when_the_collection_returns(device, stream):
     resource = LegacyPinnedMemoryResource()
     for _ in range(100):
@@ -92,6 +93,7 @@ def test_with_an_idle_device_the_memory_is_back_when_the_collection_returns(devi
         assert not still_allocated(address)
 
 
+@pytest.mark.alone
 def test_behind_work_that_goes_on_the_moment_is_given_once(device, stream):
     """And again when something has come back: 20 ms for each would be two seconds here."""
     resource = LegacyPinnedMemoryResource()

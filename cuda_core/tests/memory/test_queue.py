@@ -350,8 +350,8 @@ def test_the_queue_is_bounded(device, resource, stream):
     assert queued() == 0
 
 
-def test_many_threads_queue_and_drain(device, resource):
-    free = free_memory()
+def test_many_threads_queue_and_drain(device, resource, driver_watch):
+    live = driver_watch.live()
 
     def work():
         device.set_current()
@@ -365,7 +365,7 @@ def test_many_threads_queue_and_drain(device, resource):
 
     assert race(*[work] * 6) == [None] * 6
     assert drain(20)
-    assert free_memory() == free
+    assert driver_watch.live() == live
 
 
 def test_a_stream_that_python_keeps_alive_is_let_go(device, resource):
