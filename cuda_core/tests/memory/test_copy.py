@@ -582,7 +582,9 @@ def test_a_copy_racing_with_a_grow_uses_no_returned_address(device, stream, reso
     fixed = Plain().allocate(GRANULE)
     write(fixed.handle, pattern(GRANULE))
     for _ in range(25):
-        small = resource.allocate(GRANULE, stream=stream)  # the copy's: what the grow leaves is retired behind it
+        small = resource.allocate(
+            GRANULE, stream=stream
+        )  # the copy's: what the grow leaves is retired behind it
         with blocked(small):
             copied, large = race(
                 lambda s=small: fixed.copy_to(s, stream=stream),

@@ -7,8 +7,9 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
 from cuda.core._driver cimport is_finalizing
-from cuda.core._memory._allocation cimport QUEUE_IF_BUSY, TOLD, WAIT, Keeper, Record
+from cuda.core._memory._allocation cimport CLOSE_DONE, NEVER_WAIT, QUEUE_IF_BUSY, TOLD, WAIT, Keeper, Record
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
+from cuda.core._memory._asking cimport Asking, begin_asking, end_asking, waiting_of_asked
 from cuda.core._memory._copy cimport copy as copy_bytes, ensure_copy_options
 from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
 from cuda.core._memory._fill cimport fill
@@ -103,12 +104,16 @@ cdef bint _is_ended(Record record) noexcept:
 cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter of ``from_handle(deallocate=)``."""
     cdef Stream stream = stream_for_python(order)
+    cdef Asking outer = begin_asking(record, waiting)
+    cdef int outcome = CLOSE_DONE
     try:
         record.resource.function(<size_t>record.pointer, record.size, stream)
     except Exception as error:
         something_may_have_happened(error)
         raise
-    return 0
+    finally:
+        outcome = end_asking(outer)
+    return outcome
 
 
 cdef int take_handle(Buffer self, object ptr, object size, object mr, object owner, object stream,
@@ -1060,7 +1065,8 @@ cdef int _how_to_wait(Buffer self, object wait) except -1:
         wait = self.range is None or getattr(self.held_resource(), "wait_on_close", True)
     if wait:
         return WAIT
-    wait_for_room()
+    if waiting_of_asked(QUEUE_IF_BUSY) < NEVER_WAIT:  # no part of a collection, which nothing holds up
+        wait_for_room()
     return QUEUE_IF_BUSY
 
 

@@ -11,9 +11,10 @@ cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._driver cimport ensure_driver
-from cuda.core._memory._allocation cimport Record, end_left_behind, put_back_left, record_ended
+from cuda.core._memory._allocation cimport WAIT, Record, end_left_behind, put_back_left, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
-from cuda.core._memory._memory_resource cimport MemoryResource, record_being_asked
+from cuda.core._memory._asking cimport note_outcome, record_being_asked, waiting_of_asked
+from cuda.core._memory._memory_resource cimport MemoryResource
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EVENT_LOSE,
@@ -250,7 +251,7 @@ cdef class IndexedResource(MemoryResource):
         try:
             record = record_being_asked(self, address)
             if record is not None:
-                self.free_record(record, order)
+                note_outcome(self.free_record(record, order, waiting_of_asked(WAIT)))
                 return
             if not address:
                 return
@@ -329,7 +330,8 @@ cdef class IndexedResource(MemoryResource):
         """Raise what tells that memory went with its context."""
         return 0
 
-    cdef int free_record(self, Record record, StreamHandle* order) except -1:
+    cdef int free_record(self, Record record, StreamHandle* order, int waiting) except -1:
+        """Free what a release asks for that is in progress; like a deleter, and quiet where it was freed before."""
         raise NotImplementedError
 
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:

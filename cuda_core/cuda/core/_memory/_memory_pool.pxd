@@ -27,6 +27,7 @@ cdef class _MemPool(IndexedResource):
     cdef int _settle_allocation(self, cydriver.CUmemoryPool pool, size_t size, StreamHandle* order, uintptr_t* address,
                                 cydriver.CUresult result, const char* function) except -1
     cdef int _refuse_capture(self, StreamHandle* order, bint capturing) except -1
+    cdef int _free_behind(self, Record record, StreamHandle* order, int waiting) except -1
     cdef int _return_indexed(self, Record record, StreamHandle* order, int waiting) except -1
     cdef int _free(self, uintptr_t address, StreamHandle* order, object keeper) except -1
 

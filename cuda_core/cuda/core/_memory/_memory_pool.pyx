@@ -405,17 +405,20 @@ cdef class _MemPool(IndexedResource):
 
     # -- returning -------------------------------------------------------------------------------------------------
 
-    cdef int _return_indexed(self, Record record, StreamHandle* order, int waiting) except -1:
-        cdef Holding holding = self.begin_free(record)
+    cdef int _free_behind(self, Record record, StreamHandle* order, int waiting) except -1:
         cdef const char* function = NULL
         cdef uintptr_t address = record.pointer
         cdef cydriver.CUresult result
-        cdef int outcome
         cdef PendingFrees* frees = frees_of(record.owner)
         with nogil:
             result = free_in_order(address, order, frees, &function)
+        return _settle(record, order, waiting, result, function)
+
+    cdef int _return_indexed(self, Record record, StreamHandle* order, int waiting) except -1:
+        cdef Holding holding = self.begin_free(record)
+        cdef int outcome
         try:
-            outcome = _settle(record, order, waiting, result, function)
+            outcome = self._free_behind(record, order, waiting)
         except BaseException:  # the record still owns it
             self.end_free(holding, False)
             if holding is None:
@@ -469,19 +472,21 @@ cdef class _MemPool(IndexedResource):
             result = free_in_order(address, order, frees, &function)
         return ensure_freed(result, function)
 
-    cdef int free_record(self, Record record, StreamHandle* order) except -1:
+    cdef int free_record(self, Record record, StreamHandle* order, int waiting) except -1:
         cdef Holding holding
+        cdef int outcome
         if not record.size:
-            return 0
+            return CLOSE_DONE
         holding = self.begin_free(record)
         if self.is_freed(record, holding):
-            return 0
+            return CLOSE_DONE
         try:
-            self._free(record.pointer, order, record.owner)
+            outcome = self._free_behind(record, order, waiting)
         except BaseException:  # the record still owns it
             self.end_free(holding, False)
             raise
-        return self.note_free(record, holding)
+        self.note_free(record, holding)
+        return outcome
 
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
         cdef bint nobodys = holding.holder() == HELD_BY_NOBODY

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uintptr_t
-
 from cuda.core._memory._allocation cimport Deleter, Record
 from cuda.core._stream_handle cimport StreamHandle
 
@@ -20,4 +18,3 @@ cdef class MemoryResource:
     cdef object reduce_buffer(self, Record buffer, object descriptor)
 
 cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1
-cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer)

@@ -140,6 +140,11 @@ class MemoryResource:
         Exception
             Anything. It promises that nothing was freed.
 
+        Notes
+        -----
+        A buffer that it closes is a part of the release that has asked. Asked by ``close()``, it is waited for. Asked
+        by ``close(wait=False)`` or by a collection, it is queued where it would have to be waited for.
+
         Examples
         --------
         >>> allocation = mr.allocate(1024, stream=stream).detach()

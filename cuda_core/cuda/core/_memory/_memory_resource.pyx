@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``MemoryResource``, what makes and frees allocations, and how one that is written in Python is asked to free."""
 
-from cpython.ref cimport PyObject
 from libc.stdint cimport uint64_t, uintptr_t
 
-from cuda.core._memory._allocation cimport Record, end_left_behind, open_records_of, put_back_left
+from cuda.core._memory._allocation cimport CLOSE_DONE, Record, end_left_behind, open_records_of, put_back_left
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
+from cuda.core._memory._asking cimport Asking, begin_asking, end_asking, record_being_asked
 from cuda.core._memory._ownership cimport CLAIM_MASK, LOANS_MASK, STATE_OWNED, TAKER_DETACHED, TAKER_LOANS
 from cuda.core._memory._release cimport something_may_have_happened
 from cuda.core._memory._transfer cimport Allocation, abort_hand_over, begin_hand_over, commit_hand_over
@@ -18,16 +18,6 @@ from cuda.core._memory import _exit_pass
 
 __all__ = ["MemoryResource"]
 
-cdef extern from *:
-    """
-    /* The record whose release is asking a resource written in Python, on this thread. Whoever asks holds it. */
-    static thread_local PyObject *cuda_core_asked = nullptr;
-    #define cuda_core_look_asked() (cuda_core_asked)
-    #define cuda_core_put_asked(record) ((void)(cuda_core_asked = (record)))
-    """
-    PyObject* _asked "cuda_core_look_asked"() noexcept
-    void _put_asked "cuda_core_put_asked"(PyObject*) noexcept
-
 
 cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter of Python-defined resources: ask ``deallocate``, once, with the size that was allocated.
@@ -36,24 +26,16 @@ cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1:
     record, and by it tell a release from a call by hand.
     """
     cdef Stream stream = stream_for_python(order)
-    cdef PyObject* outer = _asked()
-    _put_asked(<PyObject*>record)
+    cdef Asking outer = begin_asking(record, waiting)
+    cdef int outcome = CLOSE_DONE
     try:
         record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
     except Exception as error:
         something_may_have_happened(error)
         raise
     finally:
-        _put_asked(outer)
-    return 0
-
-
-cdef Record record_being_asked(MemoryResource resource, uintptr_t pointer):
-    """Return the record whose release is asking ``resource`` on this thread to free ``pointer``, or None."""
-    cdef PyObject* record = _asked()
-    if record == NULL or (<Record>record).resource is not resource or (<Record>record).pointer != pointer:
-        return None
-    return <Record>record
+        outcome = end_asking(outer)
+    return outcome
 
 
 cdef class _CheckedFree:
@@ -322,6 +304,11 @@ cdef class MemoryResource:
         Exception
             Anything. It promises that nothing was freed.
 
+        Notes
+        -----
+        A buffer that it closes is a part of the release that has asked. Asked by ``close()``, it is waited for. Asked
+        by ``close(wait=False)`` or by a collection, it is queued where it would have to be waited for.
+
         Examples
         --------
         >>> allocation = mr.allocate(1024, stream=stream).detach()
@@ -388,12 +375,9 @@ cdef class MemoryResource:
         """
         cdef uintptr_t address = pointer_argument(ptr, "ptr")
         cdef size_t bytes_ = size_argument(size, "size")
-        cdef PyObject* asked = _asked()
         cdef Allocation allocation
         cdef _CheckedFree guard
-        if asked != NULL and (<Record>asked).resource is self and (<Record>asked).pointer == address:
-            return _NOBODY_TO_TELL
-        if not address:
+        if not address or record_being_asked(self, address) is not None:
             return _NOBODY_TO_TELL
         allocation = detached_at(self, address)
         if allocation is not None and bytes_ != allocation.size:

@@ -14,6 +14,8 @@ cdef class PlainResource(IndexedResource):
     cdef int prepare(self) except -1
     cdef cydriver.CUcontext context_of_memory(self, Record record, unsigned long long* id) noexcept
     cdef int ensure_not_gone(self, Record record) except -1
+    cdef int _queue_free(self, Record record, StreamHandle* order, int waiting) except -1
+    cdef int _free_now(self, Record record, StreamHandle* order) except -1
     cdef int mark_as_lost(self, Record record, object error) except -1
 
 cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1

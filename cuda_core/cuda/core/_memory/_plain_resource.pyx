@@ -82,42 +82,7 @@ cdef cydriver.CUresult _allocate_plain(
 cdef int return_plain(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter: after the ordering stream, one driver call."""
     cdef PlainResource resource = record.resource
-    cdef QueuedFree* what
-    cdef Job* job
-    cdef Holding holding
-    if not record.size:
-        return CLOSE_DONE
-    resource.ensure_not_gone(record)
-    # These frees wait for the whole device, whatever their own stream does. A collection leaves that to the queue.
-    if waiting < NEVER_WAIT and not must_queue(order, waiting):
-        resource.free_record(record, order)
-        return CLOSE_DONE
-    what = <QueuedFree*>calloc(1, sizeof(QueuedFree))
-    if what == NULL:
-        raise MemoryError("no memory for a queued release")
-    what.address = record.pointer
-    what.host = resource.ordinal() < 0
-    try:
-        job = new_job(_give_back, _discard, what, record, order)
-    except BaseException:
-        free(what)
-        raise
-    job.once = waiting == NEVER_WAIT
-    job.context = resource.context_of_memory(record, &job.context_id)
-    if job.context != NULL:
-        job.place = place_of_context(job.context)
-    # The entry goes when the free is queued: nobody can ask for this address any more.
-    holding = resource.begin_free(record)
-    try:
-        enqueue(job)
-    except BaseException:  # nothing was queued, and the record still owns it
-        resource.end_free(holding, False)
-        discard_job(job)
-        raise
-    resource.end_free(holding, True)
-    if waiting >= NEVER_WAIT:
-        wait_a_moment()  # with an idle device the memory is back when the collection returns
-    return CLOSE_QUEUED
+    return resource.free_record(record, order, waiting)
 
 
 cdef class PlainResource(IndexedResource):
@@ -263,11 +228,53 @@ cdef class PlainResource(IndexedResource):
             error.lost_number = id
         return 0
 
-    cdef int free_record(self, Record record, StreamHandle* order) except -1:
+    cdef int free_record(self, Record record, StreamHandle* order, int waiting) except -1:
+        if not record.size:
+            return CLOSE_DONE
+        self.ensure_not_gone(record)
+        # These frees wait for the whole device, whatever their own stream does. A collection leaves that to the queue.
+        if waiting >= NEVER_WAIT or must_queue(order, waiting):
+            return self._queue_free(record, order, waiting)
+        return self._free_now(record, order)
+
+    cdef int _queue_free(self, Record record, StreamHandle* order, int waiting) except -1:
+        cdef QueuedFree* what
+        cdef Job* job
+        # The entry goes when the free is queued: nobody can ask for this address any more.
+        cdef Holding holding = self.begin_free(record)
+        if self.is_freed(record, holding):
+            return CLOSE_DONE
+        try:
+            what = <QueuedFree*>calloc(1, sizeof(QueuedFree))
+            if what == NULL:
+                raise MemoryError("no memory for a queued release")
+            what.address = record.pointer
+            what.host = self.ordinal() < 0
+            try:
+                job = new_job(_give_back, _discard, what, record, order)
+            except BaseException:
+                free(what)
+                raise
+            job.once = waiting == NEVER_WAIT
+            job.context = self.context_of_memory(record, &job.context_id)
+            if job.context != NULL:
+                job.place = place_of_context(job.context)
+            try:
+                enqueue(job)
+            except BaseException:
+                discard_job(job)
+                raise
+        except BaseException:  # nothing was queued, and the record still owns it
+            self.end_free(holding, False)
+            raise
+        self.note_free(record, holding)
+        if waiting >= NEVER_WAIT:
+            wait_a_moment()  # with an idle device the memory is back when the collection returns
+        return CLOSE_QUEUED
+
+    cdef int _free_now(self, Record record, StreamHandle* order) except -1:
         cdef Holding holding
         cdef unsigned long long id = 0
-        if not record.size:
-            return 0
         cdef bint waited = False
         try:
             waited = wait_for_order(order)
@@ -281,7 +288,7 @@ cdef class PlainResource(IndexedResource):
             self.ensure_not_gone(record)
         holding = self.begin_free(record)
         if self.is_freed(record, holding):
-            return 0
+            return CLOSE_DONE
         try:
             self._free(record.pointer)
         except BaseException as error:  # the record still owns it

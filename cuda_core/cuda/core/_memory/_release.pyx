@@ -30,6 +30,7 @@ from cuda.core._memory._allocation cimport (
     put_back_left,
     record_ended,
 )
+from cuda.core._memory._asking cimport note_outcome, waiting_of_asked
 from cuda.core._memory._interrupts cimport is_interrupt, pass_on
 from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, number_of, place_of
 from cuda.core._memory._ownership cimport (
@@ -176,6 +177,8 @@ cdef int _note_refusal(Record record, object error) except -1:
 cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1:
     """Run the deleter of a record that is claimed for release, and commit or abort."""
     cdef int outcome
+    cdef bint by_collection = waiting == NEVER_WAIT  # which may come in the middle of a release, and is no part of it
+    waiting = waiting_of_asked(waiting)
     # The deleter may wait without the GIL, and another thread may replace the record's stream meanwhile.
     order = record.hold_stream() if order == NULL else retain_stream(order)
     record.set_claiming_thread(_thread_number())
@@ -205,6 +208,8 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     record.apply(EVENT_COMMIT_RELEASE)
     record_ended(record)
     record.forget()
+    if not by_collection:
+        note_outcome(outcome)
     if outcome == CLOSE_DONE and has_stuck():  # the driver gives back at the moment: what it refused is tried again
         retry_stuck(False)
     return outcome

@@ -454,10 +454,10 @@ cdef class _SharedPool(_MemPool):
             raise OwnershipError(f"{<size_t>buffer.pointer:#x} was imported by its descriptor, and has owners")
         return _MemPool.own(self, buffer)
 
-    cdef int free_record(self, Record record, StreamHandle* order) except -1:
+    cdef int free_record(self, Record record, StreamHandle* order, int waiting) except -1:
         if isinstance(record.owner, ImportReference):
-            return give_up(record, record.owner, order)
-        return _MemPool.free_record(self, record, order)
+            return return_import(record, order, waiting)
+        return _MemPool.free_record(self, record, order, waiting)
 
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
         if self._mapped and has_shares(address):

@@ -305,10 +305,10 @@ cdef class VirtualMemoryBase(IndexedResource):
             )
         return 0
 
-    cdef int free_record(self, Record record, StreamHandle* order) except -1:
+    cdef int free_record(self, Record record, StreamHandle* order, int waiting) except -1:
         if record.range.is_empty():
-            return 0
-        return self._return_parts(record.range, record, order)
+            return CLOSE_DONE
+        return return_range(record, order, waiting)
 
     cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
         return self._return_parts(holding.range, None, order)

@@ -32,7 +32,7 @@ class MemoryResourceAdaptor(MemoryResource):
     Safe from any thread. Each buffer is the adaptor's own: its free asks the adaptor first, which then closes the
     buffer of the inner resource behind the same stream. Where that raises, so does the free; nothing is lost, and the
     next close asks again. Memory that the inner resource returns only behind its stream, virtual or pinned memory, is
-    waited for there, as it is by any explicit close.
+    waited for by an explicit close, and queued by ``close(wait=False)`` and by a collection.
 
     Accessibility and device are the inner resource's. Any other attribute that is not a method is too, such as
     ``attributes`` of a pool or ``release_on_collection``. Its methods are not: what ``modify_allocation`` or ``close``
