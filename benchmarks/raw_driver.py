@@ -66,6 +66,8 @@ class RawDriver:
     def pool_pair(self, count, size):
         return self._call("raw_pool_pair", self.stream, ctypes.c_size_t(size), ctypes.c_int64(count)) / count
 
+    pool_pair_of_a_bare_object = pool_pair
+
     def pool_pair_beside_captures(self, count, size):
         total = self._call(
             "raw_pool_pair_beside_captures", self.stream, ctypes.c_size_t(size), ctypes.c_int64(count)

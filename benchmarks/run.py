@@ -18,6 +18,7 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
+import bare_object
 from raw_driver import compile_library
 
 HERE = Path(__file__).resolve().parent
@@ -34,6 +35,15 @@ def plan(free, quick):
         Work(
             "the same, raw beside captures",
             "pool_pair_beside_captures",
+            5000,
+            (1024,),
+            64 * MIB,
+            True,
+            False,
+        ),
+        Work(
+            "the two calls, bare from Python",
+            "pool_pair_of_a_bare_object",
             5000,
             (1024,),
             64 * MIB,
@@ -249,6 +259,7 @@ def parse(arguments):
 def main(arguments=None):
     options = parse(arguments)
     driver_text = choose(options.driver)
+    bare_object.compile_module()
     ours = Worker(sys.executable, packages=os.environ.get("PYTHONPATH"), raw=compile_library())
     released, released_facts, not_timed = None, None, ""
     if options.released:

@@ -7,6 +7,7 @@ only prepares or cleans up is not timed.
 
 from time import perf_counter_ns
 
+import bare_object
 from cuda.bindings import driver
 from cuda.core import (
     Buffer,
@@ -75,6 +76,17 @@ class Workloads:
         return elapsed / count
 
     pool_pair_beside_captures = pool_pair  # which is what it always does; the floor is another
+
+    def pool_pair_of_a_bare_object(self, count, size):
+        """Not this package: what any Python object takes that makes the two calls."""
+        pool = bare_object.load().BarePool(int(check(driver.cuDeviceGetMemPool(0))), int(self.stream.handle))
+        allocate, stream = pool.allocate, self.stream
+        start = perf_counter_ns()
+        for _ in range(count):
+            allocate(size, stream=stream).close()
+        elapsed = perf_counter_ns() - start
+        stream.sync()
+        return elapsed / count
 
     def grow_in_place(self, count, size, step):
         resource = self._reserving(size + count * step)

@@ -41,7 +41,7 @@ def find_python(version="3.12"):
 def make_wheels(python, wheels, released):
     """Build this package's wheels, and fetch those that it needs and the release, for one interpreter.
 
-    Returns the path of the benchmarks' C library, compiled.
+    Returns the paths of what the benchmarks compile: the C library and the module.
     """
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run([python, "-m", "venv", scratch], check=True)
@@ -56,9 +56,13 @@ def make_wheels(python, wheels, released):
         subprocess.run([*fetch, "--dest", str(wheels), *FETCHED], check=True)
         subprocess.run([*fetch, "--dest", str(released), "--no-deps", RELEASED], check=True)
         # With cuda.h from here, so that nothing has to be compiled there.
-        code = "import sys; sys.path.insert(0, sys.argv[1]); import raw_driver; print(raw_driver.compile_library())"
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import bare_object, raw_driver; "
+            "print(raw_driver.compile_library()); print(bare_object.compile_module())"
+        )
         command = [inside, "-B", "-c", code, str(ROOT / "benchmarks")]
-        return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return [Path(line) for line in printed.splitlines()[-2:]]
 
 
 def main():
@@ -74,7 +78,7 @@ def main():
 
     wheels = options.folder / "wheels"
     wheels.mkdir(parents=True)
-    raw_library = make_wheels(python, wheels, options.folder / "released")
+    raw_library, bare_module = make_wheels(python, wheels, options.folder / "released")
     for name in CARRIED:
         source, target = ROOT / name, options.folder / name
         if source.is_dir():
@@ -82,6 +86,7 @@ def main():
         elif source.exists():
             shutil.copy2(source, target)
     shutil.copy2(raw_library, options.folder / "benchmarks" / "libraw_driver.so")
+    shutil.copy2(bare_module, options.folder / "benchmarks")
     for script in (ROOT / "tools" / "gpu_bundle").iterdir():
         if script.is_file():
             shutil.copy2(script, options.folder)
