@@ -21,6 +21,12 @@ cdef extern from "Python.h" nogil:
     """
     bint cuda_core_is_finalizing() noexcept
 
+cdef extern from *:
+    """
+    #define cuda_core_put_function(place, function) (*(void **)(place) = (function))
+    """
+    void _put_function "cuda_core_put_function"(void* place, void* function) noexcept
+
 cdef bint _ready = False
 cdef uint16_t _ready_generation = 0  # of forks, when the driver was initialised
 
@@ -198,6 +204,14 @@ cdef int _require_functions() except -1:
         result = cydriver.cuGetProcAddress(name, &found, 13000, 0, &status)
         if result != cydriver.CUresult.CUDA_SUCCESS or found == NULL:
             missing.append(name.decode())
+        elif name == b"cuStreamIsCapturing":
+            _put_function(&direct.stream_is_capturing, found)
+        elif name == b"cuThreadExchangeStreamCaptureMode":
+            _put_function(&direct.exchange_capture_mode, found)
+        elif name == b"cuMemAllocFromPoolAsync":
+            _put_function(&direct.allocate_from_pool, found)
+        elif name == b"cuMemFreeAsync":
+            _put_function(&direct.free_in_stream, found)
     if missing:
         raise RuntimeError(f"the CUDA driver lacks functions that cuda.core needs: {', '.join(missing)}")
     return 0

@@ -10,21 +10,9 @@ from cuda.core._context cimport device_count
 from cuda.core._address import address_of, is_truth_value
 from cuda.core._error_text import shown
 
-cdef extern from "Python.h":
-    long long PyLong_AsLongLongAndOverflow(object, int* overflow) except? -1
-
 # One limit for all sizes. It leaves room for rounding up and for the signed sizes of other libraries.
 cdef object _LARGEST = 2**63 - 1
-
-
-cdef inline long long _small_integer(object value) except? -1:
-    """Return an exact int from 0 to 2**63 - 1 as it is, -1 for anything else: nearly all arguments need no more."""
-    cdef int overflow = 0
-    cdef long long number
-    if type(value) is not int:
-        return -1
-    number = PyLong_AsLongLongAndOverflow(value, &overflow)
-    return number if not overflow and number >= 0 else -1
+cdef size_t _LARGEST_SIZE = _LARGEST
 
 
 cpdef size_t size_argument(object value, str name) except? 0xFFFFFFFF:
@@ -39,7 +27,7 @@ cpdef size_t size_argument(object value, str name) except? 0xFFFFFFFF:
     OverflowError
         If it is larger than 2**63 - 1.
     """
-    cdef long long small = _small_integer(value)
+    cdef long long small = small_integer(value)
     if small >= 0:
         return small
     if is_truth_value(value):
@@ -57,14 +45,14 @@ cpdef size_t size_argument(object value, str name) except? 0xFFFFFFFF:
 
 cdef size_t round_up(size_t size, size_t granularity, str name) except? 0xFFFFFFFF:
     """Round a checked size up to a multiple of ``granularity``, a power of two."""
-    if size > <size_t>_LARGEST - (granularity - 1):
+    if size > _LARGEST_SIZE - (granularity - 1):
         raise OverflowError(f"{name} rounded up to {granularity} bytes is more than 2**63 - 1, got {size}")
     return (size + granularity - 1) & ~(granularity - 1)
 
 
 cdef uintptr_t pointer_argument(object value, str name) except? 0xFFFFFFFF:
     """Return an address given as an integer, a ``CUdeviceptr`` or None (0)."""
-    cdef long long small = _small_integer(value)
+    cdef long long small = small_integer(value)
     if small >= 0:
         return small
     if value is None:

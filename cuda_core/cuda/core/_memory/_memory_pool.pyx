@@ -9,9 +9,9 @@ from libc.stdint cimport uintptr_t
 from libc.string cimport strcmp
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
-from cuda.core._driver cimport check, ensure_driver, error_for
+from cuda.core._driver cimport check, direct, ensure_driver, error_for
 from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, Keeper, Record, open_records_of
-from cuda.core._memory._arguments cimport size_argument
+from cuda.core._memory._arguments cimport size_argument, small_integer
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._indexed_resource cimport HELD_BY_NOBODY, Holding, IndexedResource
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
@@ -48,8 +48,6 @@ from cuda.core._memory._pool_attributes import _MemPoolAttributes
 __all__ = []
 
 cdef extern from "Python.h":
-    bint PyLong_CheckExact(object)
-    long long PyLong_AsLongLongAndOverflow(object, int*) except? -1
     Py_ssize_t Py_REFCNT(object)
 
 
@@ -82,7 +80,7 @@ cdef cydriver.CUresult _allocate_uncaptured(
             stream = stream_as_seen_here(order)
     else:
         function[0] = b"cuStreamIsCapturing"
-        result = cydriver.cuStreamIsCapturing(stream, &status)
+        result = direct.stream_is_capturing(stream, &status)
         capturing = status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
@@ -90,11 +88,11 @@ cdef cydriver.CUresult _allocate_uncaptured(
         return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     # The call counts among those that a capture anywhere in the process forbids.
     function[0] = b"cuThreadExchangeStreamCaptureMode"
-    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    result = direct.exchange_capture_mode(&mode)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuMemAllocFromPoolAsync"
-        result = cydriver.cuMemAllocFromPoolAsync(<cydriver.CUdeviceptr*>address, size, pool, stream)
-        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+        result = direct.allocate_from_pool(<cydriver.CUdeviceptr*>address, size, pool, stream)
+        direct.exchange_capture_mode(&mode)
     leave_stream(pushed)
     return result
 
@@ -345,8 +343,7 @@ cdef class _MemPool(IndexedResource):
         cdef cydriver.CUmemoryPool pool
         cdef long long number
         cdef size_t wanted
-        cdef int beyond = 0
-        number = PyLong_AsLongLongAndOverflow(size, &beyond) if PyLong_CheckExact(size) else -1
+        number = small_integer(size)
         wanted = <size_t>number if number >= 0 else size_argument(size, "size")
         if type(stream) is Stream and (<Stream>stream)._handle != NULL and (
             (<Stream>stream)._handle.kind <= STREAM_FOREIGN and not is_inherited((<Stream>stream)._handle)

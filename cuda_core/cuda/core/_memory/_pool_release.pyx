@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport strcmp
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
-from cuda.core._driver cimport check, is_hopeless
+from cuda.core._driver cimport check, direct, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_QUEUED, Record
 from cuda.core._memory._pending_frees cimport FreeEvent, PendingFrees, finish_note, note_free, prepare_note
 from cuda.core._memory._pool_handle cimport PoolHandle, PoolReference, release_pool, retain_pool
@@ -85,21 +85,21 @@ cdef cydriver.CUresult _free_uncaptured(uintptr_t address, StreamHandle* order, 
     if order == NULL or order.kind > STREAM_FOREIGN:
         return _free_behind_others(address, order, frees, used, function)
     function[0] = b"cuStreamIsCapturing"
-    result = cydriver.cuStreamIsCapturing(order.stream, &status)
+    result = direct.stream_is_capturing(order.stream, &status)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
             return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         # The call counts among those that a capture anywhere in the process forbids.
         function[0] = b"cuThreadExchangeStreamCaptureMode"
-        result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+        result = direct.exchange_capture_mode(&mode)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             if order.kind == STREAM_OWNED:
                 function[0] = b"cuMemFreeAsync"
-                result = cydriver.cuMemFreeAsync(address, order.stream)
+                result = direct.free_in_stream(address, order.stream)
                 used[0] = order
             else:
                 result = _free_in_foreign(address, order, frees, function)
-            cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+            direct.exchange_capture_mode(&mode)
     if result != cydriver.CUresult.CUDA_SUCCESS and stream_is_gone(order, result):
         used[0] = NULL
         return _free_behind_others(address, NULL, frees, used, function)
@@ -114,7 +114,7 @@ cdef cydriver.CUresult _free_in_foreign(uintptr_t address, StreamHandle* order, 
     cdef FreeEvent* note = NULL
     if frees == NULL:
         function[0] = b"cuMemFreeAsync"
-        return cydriver.cuMemFreeAsync(address, order.stream)
+        return direct.free_in_stream(address, order.stream)
     result = context_of_stream(order, &context, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
@@ -125,7 +125,7 @@ cdef cydriver.CUresult _free_in_foreign(uintptr_t address, StreamHandle* order, 
     result = prepare_note(frees, &note, function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuMemFreeAsync"
-        result = cydriver.cuMemFreeAsync(address, order.stream)
+        result = direct.free_in_stream(address, order.stream)
         finish_note(frees, note, order.stream, result)
     cydriver.cuCtxPopCurrent(&popped)
     return result
@@ -146,7 +146,7 @@ cdef cydriver.CUresult _free_behind_others(uintptr_t address, StreamHandle* orde
         if capturing:
             return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     function[0] = b"cuThreadExchangeStreamCaptureMode"
-    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    result = direct.exchange_capture_mode(&mode)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     if order == NULL:
@@ -157,10 +157,10 @@ cdef cydriver.CUresult _free_behind_others(uintptr_t address, StreamHandle* orde
         result = enter_stream(order, &pushed, function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function[0] = b"cuMemFreeAsync"
-            result = cydriver.cuMemFreeAsync(address, stream_as_seen_here(order))
+            result = direct.free_in_stream(address, stream_as_seen_here(order))
             leave_stream(pushed)
             used[0] = order
-    cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    direct.exchange_capture_mode(&mode)
     return result
 
 
@@ -181,7 +181,7 @@ cdef cydriver.CUresult _free_behind_nothing(uintptr_t address, PendingFrees* fre
         result = prepare_note(frees, &note, function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function[0] = b"cuMemFreeAsync"
-            result = cydriver.cuMemFreeAsync(address, legacy)
+            result = direct.free_in_stream(address, legacy)
             finish_note(frees, note, legacy, result)
         return result
     function[0] = b"cuMemFree"
@@ -224,7 +224,7 @@ cdef cydriver.CUresult _free_behind_all(uintptr_t address, StreamHandle* order, 
             result = _free_behind_nothing(address, frees, function)
         else:
             function[0] = b"cuMemFreeAsync"
-            result = cydriver.cuMemFreeAsync(address, own.stream)
+            result = direct.free_in_stream(address, own.stream)
     used[0] = own
     return result
 
