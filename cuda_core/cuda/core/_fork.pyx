@@ -7,21 +7,13 @@ what the driver has made keeps the generation that it began in. What is of an ea
 refused, and its end calls no driver.
 """
 
-from libc.stdint cimport uint16_t
-
 from cuda.core._pthread cimport pthread_atfork
-
-cdef uint16_t _generation = 0
 
 
 cdef void _in_child() noexcept nogil:
     """Count. It runs before any Python of the child, whose first steps may drop what other threads had."""
-    global _generation
-    _generation += 1
-
-
-cdef uint16_t fork_generation() noexcept nogil:
-    return _generation
+    global forks_so_far
+    forks_so_far += 1
 
 
 if pthread_atfork(NULL, NULL, _in_child) != 0:

@@ -3,7 +3,9 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libcpp.atomic cimport atomic
 
+from cuda.core._fork cimport fork_generation
 from cuda.core._memory._live_list cimport Link
+from cuda.core._memory._ownership cimport STATE_BORROWED, STATE_OWNED, STATE_RELEASED, state_of
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._stream_handle cimport StreamHandle
 
@@ -73,6 +75,7 @@ cdef class Record:
 
     cdef void begin(self, int state, VirtualRange range, uint32_t epoch) noexcept
     cdef void begin_nothing(self) noexcept
+    cdef void end_unfinished(self) noexcept
     cdef bint is_lost(self) noexcept nogil
     cdef int state(self) noexcept nogil
     cdef int taker(self) noexcept nogil
@@ -94,6 +97,17 @@ cdef class Record:
     cdef StreamHandle* hold_stream(self) noexcept
     cdef StreamHandle* swap_stream(self, StreamHandle* order) noexcept
     cdef str describe(self)
+
+# What Record.state() gives, compiled into whoever asks at every allocation and release.
+cdef inline int state_of_record(Record record) noexcept nogil:
+    if record.generation != fork_generation():
+        return STATE_RELEASED
+    return state_of(record.word.load(), record.epoch)
+
+cdef inline bint is_open(Record record) noexcept nogil:
+    """Whether there is something that the record must return, or borrows."""
+    cdef int state = state_of_record(record)
+    return state == STATE_OWNED or state == STATE_BORROWED
 
 cdef void record_ended(Record record) noexcept
 cdef bint end_left_behind(uintptr_t pointer) noexcept

@@ -15,14 +15,14 @@ cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
-from libcpp.atomic cimport atomic, memory_order_release
+from libcpp.atomic cimport atomic, memory_order_relaxed, memory_order_release
 from libcpp.unordered_set cimport unordered_set
 from posix.unistd cimport getpid
 
 from cuda.core._driver cimport is_finalizing
 from cuda.core._fork cimport fork_generation
 from cuda.core._memory._chains cimport keep, let_go
-from cuda.core._memory._live_list cimport Link, enter_live, leave_live, live_count, visit_live
+from cuda.core._memory._live_list cimport Link, enter_live, is_live, leave_live, live_count, visit_live
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EPOCH_MASK,
@@ -54,6 +54,24 @@ from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
 from cuda.core._memory import _left_behind
 from cuda.core._memory._ownership import Ownership, TransferredTo
+
+cdef extern from *:
+    """
+    #include <atomic>
+    #include <cstdint>
+
+    /* Records are made with the GIL, where there is one: nobody else counts at that moment. */
+    static inline uint64_t cuda_core_count_record(std::atomic<uint64_t> &number) {
+    #if defined(Py_GIL_DISABLED)
+        return number.fetch_add(1, std::memory_order_relaxed) + 1;
+    #else
+        uint64_t next = number.load(std::memory_order_relaxed) + 1;
+        number.store(next, std::memory_order_relaxed);
+        return next;
+    #endif
+    }
+    """
+    uint64_t _count_record "cuda_core_count_record"(atomic[uint64_t]&) noexcept
 
 cdef atomic[uint64_t] _serial
 # What is told of a change; NULL while nobody listens. An observer, once set, may be called for a moment after it was
@@ -253,28 +271,34 @@ cdef class Record:
 
     def __cinit__(self):
         self.word = &self.own_word
-        self.own_word.store(fresh(STATE_RELEASED, 0))
+        self.own_word.store(fresh(STATE_RELEASED, 0), memory_order_relaxed)  # nobody else knows of it yet
         self.device_id = -1
         self.generation = fork_generation()
-        self.serial = _serial.fetch_add(1) + 1
+        self.serial = _count_record(_serial)
         allow_try(<PyObject*>self)
         if _witness != NULL:
             _witness(self.serial)
 
     def __dealloc__(self):
-        if self.owner is not None and isinstance(self.owner, Keeper) and self.state() == STATE_OWNED:
+        if is_open(self):
+            self.end_unfinished()
+        if self.owner is not None and isinstance(self.owner, Keeper) and state_of_record(self) == STATE_OWNED:
             (<Keeper>self.owner).let_out()  # what stays allocated now, nobody returns
-        if leave_live(&self.link, self.serial):  # its release failed, or the interpreter is going
+        # Still live: its release failed, or the interpreter is going.
+        if is_live(&self.link) and leave_live(&self.link, self.serial):
             if _observer != NULL:
                 _observer(self, CHANGE_GONE, VERDICT_GO, 0)
             _leave_behind(self)
         release_stream(self.stream)
         self.stream = NULL
 
+    cdef void end_unfinished(self) noexcept:
+        """Called at the end of an object that is still open: no finalizer has run. Fields of subclasses are gone."""
+
     cdef void begin(self, int state, VirtualRange range, uint32_t epoch) noexcept:
         """Enter the first state. With a range, the range's word counts, for the holder of this epoch."""
         if range is None:
-            self.own_word.store(fresh(state, 0))
+            self.own_word.store(fresh(state, 0), memory_order_release)
         else:
             self.range = range
             self.word = &range.word
@@ -303,9 +327,7 @@ cdef class Record:
         return <uint32_t>(bits >> 40) == self.epoch and bits & LOST_BIT != 0
 
     cdef int state(self) noexcept nogil:
-        if self.generation != fork_generation():
-            return STATE_RELEASED
-        return state_of(self.word.load(), self.epoch)
+        return state_of_record(self)
 
     cdef int taker(self) noexcept nogil:
         """Return who took the allocation over, 0 unless it is TRANSFERRED."""
@@ -451,10 +473,14 @@ cdef class Record:
             return retain_stream(self.stream)
 
     cdef StreamHandle* swap_stream(self, StreamHandle* order) noexcept:
-        """Put another ordering stream in place, whose reference passes to the record; return the old one."""
-        cdef StreamHandle* old
+        """Put another ordering stream in place, whose reference passes to the record; return the old one.
+
+        While the record is claimed for a release its stream stays, as the deleter uses it: the other one is returned.
+        """
+        cdef StreamHandle* old = order
         with cython.critical_section(self):
-            old, self.stream = self.stream, order
+            if (self.word.load() & CLAIM_MASK) != 4:
+                old, self.stream = self.stream, order
         return old
 
     cdef str describe(self):

@@ -7,8 +7,8 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
 from cuda.core._driver cimport is_finalizing
-from cuda.core._memory._allocation cimport CLOSE_DONE, NEVER_WAIT, QUEUE_IF_BUSY, TOLD, WAIT, Keeper, Record
-from cuda.core._memory._arguments cimport pointer_argument, size_argument
+from cuda.core._memory._allocation cimport CLOSE_DONE, NEVER_WAIT, QUEUE_IF_BUSY, TOLD, WAIT, Keeper, Record, is_open
+from cuda.core._memory._arguments cimport pointer_argument, size_argument, small_integer
 from cuda.core._memory._asking cimport Asking, begin_asking, end_asking, waiting_of_asked
 from cuda.core._memory._copy cimport copy as copy_bytes, ensure_copy_options
 from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
@@ -96,11 +96,6 @@ cdef StreamHandle* _order_of_close(Buffer self, Stream stream) except? NULL:
     return bind_stream(stream)
 
 
-cdef bint _is_ended(Record record) noexcept:
-    cdef int state = record.state()
-    return state == STATE_RELEASED or state == STATE_TRANSFERRED
-
-
 cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1:
     """The deleter of ``from_handle(deallocate=)``."""
     cdef Stream stream = stream_for_python(order)
@@ -119,10 +114,13 @@ cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1
 cdef int take_handle(Buffer self, object ptr, object size, object mr, object owner, object stream,
                      object deallocate) except -1:
     """Let a new buffer stand for memory that exists already: what :meth:`Buffer.from_handle` does."""
-    cdef uintptr_t address = pointer_argument(ptr, "ptr")
-    cdef size_t bytes_ = size_argument(size, "size")
+    cdef long long number = small_integer(ptr)
+    cdef uintptr_t address = <uintptr_t>number if number >= 0 else pointer_argument(ptr, "ptr")
+    cdef size_t bytes_
     cdef MemoryResource resource
     cdef StreamHandle* order = NULL
+    number = small_integer(size)
+    bytes_ = <size_t>number if number >= 0 else size_argument(size, "size")
     if mr is not None and owner is not None:
         raise ValueError("owner and mr cannot be given together: the memory has one owner")
     if deallocate is not None:
@@ -187,9 +185,10 @@ cdef class Buffer(Record):
         raise RuntimeError("Buffer objects cannot be made directly; use a MemoryResource or Buffer.from_handle")
 
     def __del__(self):
-        release_from_collection(self)
+        if is_open(self):
+            release_from_collection(self)
 
-    def __dealloc__(self):
+    cdef void end_unfinished(self) noexcept:
         # A backstop. An object whose __del__ did not run (another class's __del__ hid it) still asks the same word.
         # A Python-defined resource cannot be asked from here: in a reference cycle it may already be emptied.
         if self.deleter != ask_python and self.deleter != ask_function:
@@ -419,7 +418,9 @@ cdef class Buffer(Record):
         <CloseResult.NOTHING: 4>
         """
         cdef StreamHandle* order = NULL
-        cdef int waiting = _how_to_wait(self, wait)
+        cdef int waiting = WAIT
+        if wait is not None or self.range is not None:
+            waiting = _how_to_wait(self, wait)
         if stream is None:
             return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, NULL, waiting)]
         order = _order_of_close(self, Stream_accept(stream))
@@ -938,7 +939,7 @@ cdef class Buffer(Record):
     @property
     def handle(self) -> int:
         """int: the address, 0 once the buffer is closed or transferred."""
-        return 0 if _is_ended(self) else <size_t>self.pointer
+        return <size_t>self.pointer if is_open(self) else 0
 
     @property
     def size(self) -> int:
@@ -946,26 +947,26 @@ cdef class Buffer(Record):
 
         Of virtual memory this is the requested size rounded up to the granularity.
         """
-        return 0 if _is_ended(self) else self.size
+        return self.size if is_open(self) else 0
 
     @property
     def memory_resource(self) -> MemoryResource | None:
         """MemoryResource or None: what frees the memory; None once closed, and for borrowed memory."""
         resource = self.held_resource()
-        return None if _is_ended(self) or not isinstance(resource, MemoryResource) else resource
+        return resource if is_open(self) and isinstance(resource, MemoryResource) else None
 
     @property
     def owner(self) -> object:
         """object or None: whoever is kept alive for the memory; of a slice, the buffer that it is a part of."""
         owner = self.held_owner()
-        if _is_ended(self) or isinstance(owner, Keeper):
+        if not is_open(self) or isinstance(owner, Keeper):
             return None
         return (<Loan>owner).held_record() if isinstance(owner, Loan) else owner
 
     @property
     def is_closed(self) -> bool:
         """bool: whether the buffer no longer stands for its memory (RELEASED or TRANSFERRED)."""
-        return _is_ended(self)
+        return not is_open(self)
 
     def __eq__(self, other: object) -> bool:
         cdef Buffer that
@@ -975,8 +976,8 @@ cdef class Buffer(Record):
             return True
         that = other
         return (
-            not _is_ended(self)
-            and not _is_ended(that)
+            is_open(self)
+            and is_open(that)
             and self.pointer == that.pointer
             and self.size == that.size
         )

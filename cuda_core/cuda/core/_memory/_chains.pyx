@@ -23,6 +23,7 @@ cdef extern from *:
     void* _waiting "cuda_core_waiting"  # a list of Waiting: what the outermost of them will drop
 
 cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(PyObject*) noexcept
     void Py_DECREF(PyObject*) noexcept
 
 cdef enum:
@@ -32,6 +33,9 @@ cdef enum:
 cdef void let_go(PyObject* thing) noexcept:
     global _depth, _waiting
     cdef Waiting* one
+    if Py_REFCNT(thing) > 1:  # somebody else holds it, as others of one pool hold the pool: it does not end here
+        Py_DECREF(thing)
+        return
     if _depth >= DEEPEST:
         one = <Waiting*>malloc(sizeof(Waiting))
         if one != NULL:  # else it goes deeper

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is live: an intrusive list of the allocations that must still be returned.
 
-The links lie in the records, so entering and leaving need no memory and cannot fail. The list is several, by the number
-of the record, each with a lock of its own, so that threads without a GIL rarely meet. A lock is held for a few stores;
-only somebody who looks at everything holds them for longer, all at once, so that nothing is seen twice or missed.
+The links lie in the records, so entering and leaving need no memory and cannot fail. All functions are called with the
+GIL, which is lock enough where there is one. For threads without it, the list is several, by the number of the record,
+each with a lock of its own, so that they rarely meet. A lock is held for a few stores; only somebody who looks at
+everything holds them for longer, all at once, so that nothing is seen twice or missed.
 """
 
 from libc.stdint cimport uint64_t
@@ -23,6 +24,10 @@ cdef extern from *:
     };
     static CudaCoreStripe cuda_core_stripes[8];
 
+    #if !defined(Py_GIL_DISABLED)
+    #define cuda_core_lock(stripe) ((void)(stripe))
+    #define cuda_core_unlock(stripe) ((void)(stripe))
+    #else
     /* The holder makes no call that waits, but may have lost its processor: then ours is better used by others. */
     static void cuda_core_lock(CudaCoreStripe *stripe) {
         for (int spins = 0; stripe->locked.exchange(1, std::memory_order_acquire); ) {
@@ -35,9 +40,8 @@ cdef extern from *:
     static void cuda_core_unlock(CudaCoreStripe *stripe) {
         stripe->locked.store(0, std::memory_order_release);
     }
+    #endif
 
-    /* Without the lock: whoever asks has not begun to enter it, or will look again. */
-    #define cuda_core_look(place) __atomic_load_n((void**)(place), __ATOMIC_RELAXED)
     #define cuda_core_put(place, value) __atomic_store_n((void**)(place), (void*)(value), __ATOMIC_RELAXED)
     """
     cdef cppclass Stripe "CudaCoreStripe":
@@ -47,7 +51,6 @@ cdef extern from *:
     Stripe _stripes "cuda_core_stripes"[8]
     void _lock "cuda_core_lock"(Stripe*) noexcept nogil
     void _unlock "cuda_core_unlock"(Stripe*) noexcept nogil
-    void* _look "cuda_core_look"(Link**) noexcept nogil
     void _put "cuda_core_put"(Link**, Link*) noexcept nogil
 
 cdef enum:
@@ -58,7 +61,7 @@ cdef Link* _ring(Stripe* stripe) noexcept nogil:
     return <Link*>&stripe.next
 
 
-cdef void enter_live(Link* link, uint64_t number) noexcept nogil:
+cdef void enter_live(Link* link, uint64_t number) noexcept:
     """Put a thing on the list. ``number`` stays the same until it leaves."""
     cdef Stripe* stripe = &_stripes[number % STRIPES]
     cdef Link* ring = _ring(stripe)
@@ -71,11 +74,11 @@ cdef void enter_live(Link* link, uint64_t number) noexcept nogil:
     _unlock(stripe)
 
 
-cdef bint leave_live(Link* link, uint64_t number) noexcept nogil:
+cdef bint leave_live(Link* link, uint64_t number) noexcept:
     """Take a thing off the list. False where it was not there."""
     cdef Stripe* stripe
     cdef bint there
-    if _look(&link.next) == NULL:
+    if not is_live(link):
         return False
     stripe = &_stripes[number % STRIPES]
     _lock(stripe)
@@ -102,7 +105,7 @@ cdef void _unlock_all() noexcept nogil:
         _unlock(&_stripes[number])
 
 
-cdef long live_count() noexcept nogil:
+cdef long live_count() noexcept:
     """Return how many things are on the list."""
     cdef long count = 0
     cdef int number
@@ -137,6 +140,6 @@ cdef void _begin() noexcept nogil:
 
 
 _begin()
-# A child gets the list whole, with what was the parent's: that leaves it there as here.
+# A child gets the list whole, with what was the parent's: that leaves it there as here. The GIL sees to that as well.
 if pthread_atfork(_lock_all, _unlock_all, _unlock_all) != 0:
     raise MemoryError("no memory for fork handlers")

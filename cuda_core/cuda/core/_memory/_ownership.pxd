@@ -77,6 +77,10 @@ cdef int step(atomic[uint64_t]* word, uint32_t epoch, int event) noexcept nogil
 @cython.locals(old=uint64_t, new=uint64_t, verdict=int)
 cdef int commit_shared_transfer(atomic[uint64_t]* word, uint32_t epoch) noexcept nogil
 
-cdef int state_of(uint64_t bits, uint32_t epoch) noexcept nogil
+cdef inline int state_of(uint64_t bits, uint32_t epoch) noexcept nogil:
+    """Return the state that a holder of this epoch reads in a word."""
+    return <int>(bits & STATE_MASK) if <uint32_t>(bits >> 40) == epoch else STATE_TRANSFERRED
 
-cdef uint64_t fresh(int state, uint32_t epoch) noexcept nogil
+cdef inline uint64_t fresh(int state, uint32_t epoch) noexcept nogil:
+    """Return a word in a first state, unclaimed and without loans."""
+    return <uint64_t>state | <uint64_t>epoch << 40

@@ -512,15 +512,5 @@ def commit_shared_transfer(word, epoch):
             return VERDICT_GO
 
 
-def state_of(bits, epoch):
-    if cython.cast(uint32_t, bits >> 40) != epoch:
-        return STATE_TRANSFERRED
-    return cython.cast(cython.int, bits & STATE_MASK)
-
-
-def fresh(state, epoch):
-    return cython.cast(uint64_t, state) | cython.cast(uint64_t, epoch) << 40
-
-
 if compiled:
     _compile_table()

@@ -29,6 +29,7 @@ from cuda.core._memory._allocation cimport (
     pass_place,
     put_back_left,
     record_ended,
+    state_of_record,
 )
 from cuda.core._memory._asking cimport note_outcome, waiting_of_asked
 from cuda.core._memory._interrupts cimport is_interrupt, pass_on
@@ -54,7 +55,6 @@ from cuda.core._stream_handle cimport (
     captured_error,
     is_captured,
     release_stream,
-    retain_stream,
     stream_is_gone,
     stream_is_idle,
 )
@@ -77,6 +77,17 @@ cdef extern from *:
     }
     """
     uint32_t _thread_number "cuda_core_thread_number"() noexcept nogil
+
+cdef extern from *:
+    """
+    /* Whoever gives a record another stream looks before whether it is claimed. With a GIL, both are one step. */
+    #if defined(Py_GIL_DISABLED)
+    #define CUDA_CORE_CLAIMED_KEEPS_STREAM 0
+    #else
+    #define CUDA_CORE_CLAIMED_KEEPS_STREAM 1
+    #endif
+    """
+    bint _CLAIMED_KEEPS_STREAM "CUDA_CORE_CLAIMED_KEEPS_STREAM"
 
 
 class CloseResult(enum.Enum):
@@ -137,7 +148,7 @@ cdef int release(Record record, int event, StreamHandle* order, int waiting) exc
             if verdict == VERDICT_LENT:
                 _leave_to_heir(record, heir)
     if verdict == VERDICT_GO:
-        if record.state() == STATE_RELEASED:  # borrowed: the transition is all there is to do
+        if state_of_record(record) == STATE_RELEASED:  # borrowed: the transition is all there is to do
             record.forget()
             return CLOSE_DONE
         return _run_deleter(record, order, waiting)
@@ -175,18 +186,23 @@ cdef int _note_refusal(Record record, object error) except -1:
 
 
 cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1:
-    """Run the deleter of a record that is claimed for release, and commit or abort."""
+    """Run the deleter of a record that is claimed for release, and commit or abort. The caller holds ``order``."""
     cdef int outcome
     cdef bint by_collection = waiting == NEVER_WAIT  # which may come in the middle of a release, and is no part of it
+    cdef StreamHandle* held = NULL
     waiting = waiting_of_asked(waiting)
-    # The deleter may wait without the GIL, and another thread may replace the record's stream meanwhile.
-    order = record.hold_stream() if order == NULL else retain_stream(order)
+    if order == NULL:
+        if _CLAIMED_KEEPS_STREAM:
+            order = record.stream
+        else:
+            order = held = record.hold_stream()
     record.set_claiming_thread(_thread_number())
     # Before the free: behind it the address may be another's, who may have left it.
     cdef bint was_left = end_left_behind(record.pointer)
     try:
         outcome = record.deleter(record, order, waiting)
     except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
+        release_stream(held)
         record.set_claiming_thread(0)
         if was_left:
             put_back_left(record.pointer)
@@ -202,8 +218,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
             _note_refusal(record, error)
             record.apply(EVENT_ABORT_RELEASE)
         raise
-    finally:
-        release_stream(order)
+    release_stream(held)
     record.set_claiming_thread(0)
     record.apply(EVENT_COMMIT_RELEASE)
     record_ended(record)
@@ -244,7 +259,7 @@ cdef int finish_loans(Record record, bint may_raise) except -1:
 
 cdef int release_from_collection(Record record) noexcept:
     """Release what nobody can name any more. A failure is reported once and not tried again."""
-    cdef int state = record.state()
+    cdef int state = state_of_record(record)
     cdef int event = EVENT_BEGIN_AUTOMATIC_RELEASE
     if state == STATE_RELEASED or state == STATE_TRANSFERRED:
         return 0
