@@ -201,7 +201,6 @@ cdef void leave_stream(bint pushed) noexcept nogil:
 
 cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil:
     """Ask whether work on the stream is being captured. A question, never a disturbance of the capture."""
-    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     cdef bint pushed = False
     cdef cydriver.CUresult result
     cdef int member
@@ -218,9 +217,18 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
     result = enter_stream(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
+    result = _entered_is_capturing(handle, capturing, function)
+    leave_stream(pushed)
+    return result
+
+
+cdef cydriver.CUresult _entered_is_capturing(StreamHandle* handle, bint* capturing,
+                                             const char** function) noexcept nogil:
+    """The same of one stream whose context is there, and current where it has to be."""
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.CUresult result
     function[0] = b"cuStreamIsCapturing"
     result = cydriver.cuStreamIsCapturing(stream_as_seen_here(handle), &status)
-    leave_stream(pushed)
     if result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
         # The legacy stream waits for every blocking stream, and one of those is being captured.
         capturing[0] = True
@@ -326,12 +334,13 @@ cdef cydriver.CUresult query_uncaptured(StreamHandle* handle, bint* idle, bint* 
     if result != cydriver.CUresult.CUDA_SUCCESS:
         idle[0] = stream_is_gone(handle, result)
         return cydriver.CUresult.CUDA_SUCCESS if idle[0] else result
-    # Asking a capturing stream for its work would invalidate the capture.
-    result = stream_is_capturing(handle, capturing, function)
-    if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
-        return result
     result = enter_stream(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
+        return result
+    # Asking a capturing stream for its work would invalidate the capture.
+    result = _entered_is_capturing(handle, capturing, function)
+    if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
+        leave_stream(pushed)
         return result
     function[0] = b"cuThreadExchangeStreamCaptureMode"
     result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)

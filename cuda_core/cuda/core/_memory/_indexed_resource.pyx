@@ -5,9 +5,8 @@ The index is read where an address comes from outside (``from_handle``, ``adopt`
 finds everything it needs in the record.
 """
 
-from weakref import ref as weak_reference
-
 cimport cython
+from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._driver cimport ensure_driver
@@ -84,7 +83,7 @@ cdef class IndexedResource(MemoryResource):
                     (<Allocation>record).slot.fill(<Allocation>record)
                 holding.slot = (<Allocation>record).slot
         else:
-            holding.owner = weak_reference(record)
+            holding.owner = PyWeakref_NewRef(record, None)
         return holding
 
     @cython.critical_section
@@ -98,13 +97,13 @@ cdef class IndexedResource(MemoryResource):
 
     cdef int _enter(self, Holding holding, Record record) except -1:
         """The same, in a critical section of this resource. One inside another would let go of the outer one."""
-        cdef Holding before = self._holdings.get(holding.key)
+        cdef Holding before = self._holdings.setdefault(holding.key, holding)
         cdef Record stale
-        if before is not None:
+        if before is not holding:
             holding.context, holding.context_id = before.context, before.context_id
-        self._holdings[holding.key] = holding
+            self._holdings[holding.key] = holding
         record.entry = holding
-        if before is not None and not before.being_freed:
+        if before is not holding and not before.being_freed:
             stale = before.record()
             if stale is not None and stale is not record and stale.state() == STATE_OWNED:
                 if stale.word != record.word and stale.apply(EVENT_LOSE) == VERDICT_GO:

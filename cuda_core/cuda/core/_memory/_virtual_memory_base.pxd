@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uintptr_t
+
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._indexed_resource cimport IndexedResource
 from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure
@@ -8,8 +10,13 @@ from cuda.core._stream_handle cimport StreamHandle
 cdef class VirtualMemoryBase(IndexedResource):
     cdef readonly object config  # type: VirtualMemoryResourceOptions
     cdef int _ordinal
+    # What the options say, as of this revision of theirs.
     cdef int _revision
+    cdef bint _at_each_node     # a request is for the calling thread's NUMA node
     cdef size_t _granularity
+    cdef size_t _ahead          # bytes of addresses to reserve
+    cdef size_t _alignment
+    cdef uintptr_t _hint
     cdef ChunkRequest _request
     cdef tuple _facts
     cdef list _leftovers    # ranges of failed allocations that could not be undone

@@ -115,21 +115,27 @@ cdef class VirtualMemoryBase(IndexedResource):
     cdef int _refresh(self) except -1:
         """Prepare the resource's own request again if an option was assigned since."""
         cdef ChunkRequest request
-        cdef size_t granularity = 0
+        cdef size_t granularity = 0, ahead, alignment
+        cdef uintptr_t hint
+        cdef bint at_each_node
         cdef int revision
         revision = self._options()._revision
-        # The node of "host_numa_current" is the calling thread's, so it is looked up each time.
-        if revision == self._revision and self.config.location_type != VirtualMemoryLocationType.HOST_NUMA_CURRENT:
+        if revision == self._revision and not self._at_each_node:
             return 0
+        at_each_node = self.config.location_type == VirtualMemoryLocationType.HOST_NUMA_CURRENT
         check_fit(self._ordinal, self._facts, self.config)
         prepare_request(self._ordinal, self.config, &request, &granularity)
         if revision != self._revision and self.config.location_type != VirtualMemoryLocationType.DEVICE:
             self._ensure_place(&request, granularity)
         if self.config.handle_type == VirtualMemoryHandleType.POSIX_FD:
             enable_sending_descriptors()
+        ahead, hint = self.config.reserve_size, self.config.addr_hint or 0
+        alignment = self.config.addr_align or granularity
         with cython.critical_section(self):  # others may be copying it
             self._request = request
             self._granularity = granularity
+            self._ahead, self._alignment, self._hint = ahead, alignment, hint
+            self._at_each_node = at_each_node
             self._revision = revision
         return 0
 

@@ -103,6 +103,8 @@ def _on_assignment(options: VirtualMemoryResourceOptions, field: attrs.Attribute
         _check_node(options.location_type, converted)
     elif field.name == "handle_type":
         _check_sharing(options.location_type, converted)
+    # The value first: a resource that reads the options in between would take the old one for that of this revision.
+    vars(options)[field.name] = converted
     vars(options)["_revision"] += 1
     return converted
 

@@ -120,8 +120,8 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         cdef Failure failure
         cdef ChunkRequest request
         cdef bint done
-        cdef size_t alignment
-        cdef uintptr_t hint
+        cdef size_t granularity, alignment = 0
+        cdef uintptr_t hint = 0
         if reserve_size is not None:
             ahead = size_argument(reserve_size, "reserve_size")
         failure.function = NULL
@@ -130,10 +130,13 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         rounded = reserved = 0
         if wanted:
             self._refresh()
-            rounded = round_up(wanted, self._granularity, "size")
-            if reserve_size is None:
-                ahead = self.config.reserve_size
-            reserved = max(rounded, round_up(ahead, self._granularity, "reserve_size"))
+            with cython.critical_section(self):  # an assignment to its options replaces it
+                request, granularity = self._request, self._granularity
+                alignment, hint = self._alignment, self._hint
+                if reserve_size is None:
+                    ahead = self._ahead
+            rounded = round_up(wanted, granularity, "size")
+            reserved = max(rounded, round_up(ahead, granularity, "reserve_size"))
             if reserved > rounded:
                 ensure_addresses_left(reserved)
         if stream is not None:
@@ -145,10 +148,6 @@ cdef class VirtualMemoryResource(VirtualMemoryBase):
         if not wanted:
             buffer.begin(STATE_OWNED, range_, 0)
             return buffer
-        alignment = self.config.addr_align or self._granularity
-        hint = self.config.addr_hint or 0
-        with cython.critical_section(self):  # an assignment to its options replaces it
-            request = self._request
         request.size = rounded
         self._retry_leftovers()
         with nogil:

@@ -54,6 +54,11 @@ cdef bint parts_are_empty(Parts* parts) noexcept nogil:
 cdef void move_parts(Parts* source, Parts* target) noexcept nogil:
     """Append everything of ``source`` to ``target``, which must have room for it; ``source`` is then empty."""
     cdef size_t i
+    if parts_are_empty(target):  # nearly always: then nothing is copied, and no room is needed
+        target.reservations.swap(source.reservations)
+        target.mappings.swap(source.mappings)
+        target.references.swap(source.references)
+        return
     for i in range(source.reservations.size()):
         target.reservations.push_back(source.reservations[i])
     for i in range(source.mappings.size()):
@@ -91,6 +96,8 @@ cdef bint return_parts(Parts* parts, Failure* failure) noexcept nogil:
     refusal would say nothing new.
     """
     cdef size_t i, kept = 0
+    if parts_are_empty(parts):
+        return True
     for i in range(parts.mappings.size()):
         if succeeded(
             cydriver.cuMemUnmap(parts.mappings[i].address, parts.mappings[i].size), b"cuMemUnmap", failure

@@ -128,9 +128,10 @@ cdef class VirtualRange:
                 self._undo(&scratch)
                 return False
         # The new chunk lies last in the addresses and must do so in the record too.
-        mapping = scratch.mappings[0]
-        scratch.mappings.erase(scratch.mappings.begin())
-        scratch.mappings.push_back(mapping)
+        if scratch.mappings.size() > 1:
+            mapping = scratch.mappings[0]
+            scratch.mappings.erase(scratch.mappings.begin())
+            scratch.mappings.push_back(mapping)
         if not give_access(&scratch, failure):
             self._undo(&scratch)
             return False
