@@ -12,7 +12,7 @@ from cuda.core._memory import _counters
 from cuda.core._memory._queue import drain
 from cuda.core.adaptors import LimitAdaptor, MemoryResourceAdaptor, StatisticsAdaptor
 from held_work import Gate
-from support import still_allocated, warnings_seen
+from support import GRANULE, still_allocated, warnings_seen
 
 BUILT_IN = {name: kind for name, kind in SOURCES.items() if kind.built_in}
 WAITS = [name for name, kind in BUILT_IN.items() if not kind.frees_in_order]
@@ -217,6 +217,44 @@ def test_a_collection_in_the_middle_of_a_close_is_no_part_of_it(device, adapted,
         gate.open()
         assert drain(20)
     busy.close()
+
+
+@pytest.mark.sim_only
+def test_a_last_loan_that_ends_in_the_middle_of_a_close_is_no_part_of_it(device, stream):
+    """What held it was closed before, by somebody else."""
+    source = BUILT_IN["virtual"](device)
+    busy = device.create_stream()
+    mr = DropsAnother(source.resource)
+    buffer = source.allocate(resource=mr, stream=stream)
+    another = source.allocate(stream=busy)
+    mr.other = another[0:16]
+    assert another.close() is CloseResult.LENT
+    with Gate(busy) as gate:
+        assert buffer.close() is CloseResult.DONE
+        assert not gate.is_open
+        assert queued() == 1
+        gate.open()
+        assert drain(20)
+    busy.close()
+
+
+@pytest.mark.sim_only
+def test_addresses_that_a_grow_has_kept_are_a_part(device, stream):
+    resource = BUILT_IN["virtual"](device).resource
+    old = resource.allocate(GRANULE, stream=stream)
+    behind = resource.allocate(GRANULE, stream=stream)  # so that the grow has to move
+    new = resource.modify_allocation(old, 64 * GRANULE, keep_old=True)
+    assert new.handle != old.handle
+    outer = Buffer.from_handle(
+        new.handle, new.size, stream=stream, deallocate=lambda ptr, size, stream: old.close(stream)
+    )
+    with Gate(stream) as gate:
+        assert outer.close(wait=False) is CloseResult.QUEUED
+        assert queued() == 1
+        gate.open()
+        assert drain(20)
+    new.close()
+    behind.close()
 
 
 FREES = {"virtual": "cuMemUnmap", "pinned": "cuMemFreeHost", "device": "cuMemFree"}

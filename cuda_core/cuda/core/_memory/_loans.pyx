@@ -16,7 +16,7 @@ from cuda.core._memory._allocation cimport (
     WAIT,
     Record,
 )
-from cuda.core._memory._asking cimport waiting_of_asked
+from cuda.core._memory._asking cimport note_outcome, waiting_of_asked
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     EVENT_END_LOAN,
@@ -118,7 +118,8 @@ cdef int close_record(Record record, int event, StreamHandle* order, int waiting
     if outcome == CLOSE_DONE:
         (<Loan>lender).end_or_raise(True)
     elif outcome == CLOSE_NOTHING and record.taker() == TAKER_GROWN:
-        return _close_kept(record, lender, order, waiting_of_asked(waiting))
+        outcome = _close_kept(record, lender, order, waiting_of_asked(waiting))
+        note_outcome(outcome)
     return outcome
 
 

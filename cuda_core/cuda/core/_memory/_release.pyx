@@ -188,8 +188,9 @@ cdef int _note_refusal(Record record, object error) except -1:
 cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1:
     """Run the deleter of a record that is claimed for release, and commit or abort. The caller holds ``order``."""
     cdef int outcome
-    cdef bint by_collection = waiting == NEVER_WAIT  # which may come in the middle of a release, and is no part of it
     cdef StreamHandle* held = NULL
+    # A collection, or the end of a last loan, may come in the middle of a release, and is no part of it.
+    cdef bint by_itself = waiting >= NEVER_WAIT
     waiting = waiting_of_asked(waiting)
     if order == NULL:
         if _CLAIMED_KEEPS_STREAM:
@@ -223,7 +224,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     record.apply(EVENT_COMMIT_RELEASE)
     record_ended(record)
     record.forget()
-    if not by_collection:
+    if not by_itself:
         note_outcome(outcome)
     if outcome == CLOSE_DONE and has_stuck():  # the driver gives back at the moment: what it refused is tried again
         retry_stuck(False)
