@@ -12,7 +12,7 @@ from cuda.core._memory import _counters
 from cuda.core._memory._queue import drain
 from cuda.core.adaptors import LimitAdaptor, MemoryResourceAdaptor, StatisticsAdaptor
 from held_work import Gate
-from support import GRANULE, still_allocated, warnings_seen
+from support import GRANULE, calls_in_order, still_allocated, warnings_seen
 
 BUILT_IN = {name: kind for name, kind in SOURCES.items() if kind.built_in}
 WAITS = [name for name, kind in BUILT_IN.items() if not kind.frees_in_order]
@@ -278,6 +278,32 @@ def test_what_the_driver_refuses_is_told_and_tried_again(device, driver_watch, w
         gc.collect()
     assert [one.category for one in seen] == [CUDAWarning]
     assert "stays allocated until a later attempt succeeds" in str(seen[0].message)
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+def test_what_is_not_told_whether_its_context_is_there_is_left_to_the_queue(
+    device, driver_watch, way, kind, stream
+):
+    """It stayed allocated: the question was refused, and a collection asks once."""
+    source = way(device, kind)
+
+    def end(box):
+        box.clear()
+        drain(20)
+
+    _, calls = calls_in_order(driver_watch, lambda: end([source.allocate(stream)]))
+    times = [nth for name, nth in calls if name == "cuCtxGetId"]
+    assert times
+    for nth in times:
+        box = [source.allocate(stream)]
+        address = box[0].handle
+        with warnings_seen() as seen:
+            with driver_watch.fail("cuCtxGetId", nth=nth, result="CUDA_ERROR_UNKNOWN"):
+                end(box)
+        assert [str(one.message) for one in seen] == []
+        assert not still_allocated(address)
 
 
 class Sloppy(MemoryResource):

@@ -231,7 +231,12 @@ cdef class PlainResource(IndexedResource):
     cdef int free_record(self, Record record, StreamHandle* order, int waiting) except -1:
         if not record.size:
             return CLOSE_DONE
-        self.ensure_not_gone(record)
+        try:
+            self.ensure_not_gone(record)
+        except CUDAError as error:
+            if waiting < NEVER_WAIT or is_hopeless(<cydriver.CUresult><int>error.result):
+                raise
+            # The context could not be asked for. Nobody is left who could ask once more; the queue does.
         # These frees wait for the whole device, whatever their own stream does. A collection leaves that to the queue.
         if waiting >= NEVER_WAIT or must_queue(order, waiting):
             return self._queue_free(record, order, waiting)
