@@ -2,6 +2,7 @@
 """What an author's ``deallocate`` releases does about streams what the release does that has asked for it."""
 
 import gc
+import threading
 
 import pytest
 
@@ -13,6 +14,11 @@ from cuda.core._memory._queue import drain
 from cuda.core.adaptors import LimitAdaptor, MemoryResourceAdaptor, StatisticsAdaptor
 from held_work import Gate
 from support import GRANULE, calls_in_order, still_allocated, warnings_seen
+
+try:
+    import greenlet
+except ImportError:
+    greenlet = None
 
 BUILT_IN = {name: kind for name, kind in SOURCES.items() if kind.built_in}
 WAITS = [name for name, kind in BUILT_IN.items() if not kind.frees_in_order]
@@ -304,6 +310,35 @@ def test_what_is_not_told_whether_its_context_is_there_is_left_to_the_queue(
                 end(box)
         assert [str(one.message) for one in seen] == []
         assert not still_allocated(address)
+
+
+@pytest.mark.sim_only
+@pytest.mark.skipif(greenlet is None, reason="greenlet is not installed")
+def test_releases_that_end_in_another_order_than_they_began_in_leave_nothing_behind(device, stream):
+    """The code of an author lets another greenlet go on in the middle of a free, as a lock does that cooperates."""
+    source = BUILT_IN["virtual"](device)
+
+    def switching(inner):
+        def free(ptr, size, stream):
+            greenlet.getcurrent().parent.switch()
+            inner.close(stream)
+
+        return Buffer.from_handle(inner.handle, inner.size, stream=stream, deallocate=free)
+
+    buffers = [switching(source.allocate(stream=stream)) for _ in range(3)]
+    closing = [greenlet.greenlet(lambda one=one: one.close(wait=False)) for one in buffers]
+    for _ in range(2):
+        for one in closing:
+            one.switch()
+    assert all(one.dead for one in closing)
+    assert drain(20)
+    buffer = source.allocate(stream=stream)
+    with Gate(stream) as gate:
+        waiting = threading.Timer(0.1, gate.open)
+        waiting.start()
+        assert buffer.close() is CloseResult.DONE
+        assert gate.is_open
+        waiting.join()
 
 
 class Sloppy(MemoryResource):

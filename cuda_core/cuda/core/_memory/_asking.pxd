@@ -10,7 +10,7 @@ cdef struct Asking:
     bint queued         # something that the author's code has released waits in the queue
 
 cdef Asking begin_asking(Record record, int waiting) noexcept
-cdef int end_asking(Asking outer) noexcept
+cdef int end_asking(Record record, Asking outer) noexcept
 cdef Record record_being_asked(object resource, size_t pointer)
 cdef int waiting_of_asked(int waiting) noexcept nogil
 cdef void note_outcome(int outcome) noexcept nogil

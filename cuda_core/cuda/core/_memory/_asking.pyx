@@ -34,10 +34,18 @@ cdef Asking begin_asking(Record record, int waiting) noexcept:
     return outer
 
 
-cdef int end_asking(Asking outer) noexcept:
-    """Go back to what the thread was asking before; return what became of what was asked in between."""
+cdef int end_asking(Record record, Asking outer) noexcept:
+    """Go back to what the thread was asking before; return what became of what was asked in between.
+
+    Where the author's code has switched stacks (greenlets), releases of one thread may end in another order than they
+    began in. What was asked before may then be over, and its record gone, so that the thread asks nobody.
+    """
     cdef _Asking* here = _here()
     cdef bint queued = here.queued
+    if here.record != <PyObject*>record:
+        here.record = NULL
+        here.waiting, here.queued = WAIT, False
+        return CLOSE_DONE
     here.record, here.waiting, here.queued = outer.record, outer.waiting, outer.queued
     return CLOSE_QUEUED if queued else CLOSE_DONE
 

@@ -107,7 +107,7 @@ cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1
         something_may_have_happened(error)
         raise
     finally:
-        outcome = end_asking(outer)
+        outcome = end_asking(record, outer)
     return outcome
 
 
