@@ -482,6 +482,32 @@ def test_a_close_beside_another_capture_of_the_stream_is_refused_and_another_str
     assert graph_memory_in_use() == 0
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_is_dropped_after_such_a_refusal_is_returned_behind_the_capture(device, stream, wait):
+    """The close has done nothing, as one that a capture refuses of any other memory."""
+    first = stream.create_graph_builder().begin_building()
+    box = [scratch(first)]
+    first.end_building()
+    graph, other = first.complete(), device.create_stream()
+    launch(graph, other)
+    address = box[0].handle
+    second = stream.create_graph_builder().begin_building()
+    with warnings_seen() as seen:
+        with pytest.raises(CUDAError, match="another graph"):
+            box[0].close(wait=wait)
+        box.clear()
+        gc.collect()
+        assert still_allocated(address)
+        second.end_building()
+        assert drain(20)
+    assert [str(one.message) for one in seen] == []
+    device.sync()
+    assert not still_allocated(address)
+    for one in (second, graph, first, other):
+        one.close()
+    assert graph_memory_in_use() == 0
+
+
 @pytest.mark.sim_only  # runs the nodes in chosen orders
 def test_several_recorded_streams_order_the_free_node(device, stream, pair):
     import cuda_driver_sim as sim

@@ -138,6 +138,7 @@ cdef int _free_place(Record record, GraphPlace place, StreamHandle* order, int w
             f"{error.args[0]}: a stream that orders this release is being captured into another graph, or its capture "
             "is broken; close the buffer after that, or with another stream",
         )
+        error.nothing_happened = True
         raise error
     if result == cydriver.CUresult.CUDA_SUCCESS:
         with nogil:
