@@ -66,26 +66,28 @@ def extension_modules():
     ]
 
 
-os.chdir(ROOT)
-JOBS = len(os.sched_getaffinity(0))
-setup(
-    ext_modules=cythonize(
-        extension_modules(),
-        # Outside the package: one checkout then serves several Python versions, and stays readable.
-        build_dir="build/cython",
-        include_path=[str(SOURCE)],
-        nthreads=JOBS if JOBS > 1 else 0,
-        compiler_directives={
-            "language_level": 3,
-            "embedsignature": True,
-            # Annotations are for readers and type checkers (tools/make_stubs.py): they check and convert nothing.
-            "annotation_typing": False,
-            # What each module relies on instead of the GIL: design/ownership.md.
-            "freethreading_compatible": True,
-            "warn.maybe_uninitialized": True,
-            "warn.unused": True,
-        },
-        show_all_warnings=False,
-    ),
-    options={"build_ext": {"parallel": JOBS}},
-)
+# The processes that cythonize starts may import this file (with spawn, and with 3.14's forkserver): they do not build.
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    JOBS = len(os.sched_getaffinity(0))
+    setup(
+        ext_modules=cythonize(
+            extension_modules(),
+            # Outside the package: one checkout then serves several Python versions, and stays readable.
+            build_dir="build/cython",
+            include_path=[str(SOURCE)],
+            nthreads=JOBS if JOBS > 1 else 0,
+            compiler_directives={
+                "language_level": 3,
+                "embedsignature": True,
+                # Annotations are for readers and type checkers (tools/make_stubs.py): they check and convert nothing.
+                "annotation_typing": False,
+                # What each module relies on instead of the GIL: design/ownership.md.
+                "freethreading_compatible": True,
+                "warn.maybe_uninitialized": True,
+                "warn.unused": True,
+            },
+            show_all_warnings=False,
+        ),
+        options={"build_ext": {"parallel": JOBS}},
+    )

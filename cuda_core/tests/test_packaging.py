@@ -66,3 +66,15 @@ def test_it_claims_the_python_versions_that_ci_tests():
         r'^readonly VERSIONS="(.*)"$', (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.M
     )
     assert claimed == tested[1].split()
+
+
+@pytest.mark.sim_only
+def test_a_process_of_the_build_that_imports_its_script_builds_nothing():
+    """Those that cythonize starts do, with spawn and with forkserver, which is the usual way since 3.14."""
+    pytest.importorskip("Cython")
+    pytest.importorskip("setuptools")
+    code = "import runpy; runpy.run_path('setup.py', run_name='__mp_main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
