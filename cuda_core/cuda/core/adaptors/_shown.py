@@ -5,7 +5,14 @@ import reprlib
 
 __all__ = ["shown"]
 
-_repr = reprlib.Repr()
+
+class _Repr(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        repr(x)  # raises where it has too many digits; what is said then since 3.14 has an address in it
+        return super().repr_int(x, level)
+
+
+_repr = _Repr()
 _repr.maxother = _repr.maxstring = 160
 
 
