@@ -4,6 +4,7 @@
 With a GIL these run too, and find less. What the modules declare is checked everywhere.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -12,6 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy
 import pytest
 
 import cuda.core
@@ -21,11 +23,14 @@ from cuda.core import (
     Allocation,
     Buffer,
     CUDAError,
+    DeviceMemoryResource,
     LegacyPinnedMemoryResource,
     Ownership,
     OwnershipError,
     VirtualMemoryResource,
 )
+from cuda.core.graph import GraphBuilder
+from cuda.core.utils import StridedMemoryView
 from support import GRANULE, JOIN_SECONDS, check, child_output, free_memory, warnings_seen
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -289,3 +294,190 @@ def test_allocations_change_hands_while_others_look(device):
         together(hand_round, look, look)
         assert box[0].ownership is Ownership.OWNED
         box[0].close()
+
+
+# --- everything, while another thread closes it -------------------------------------------------------------------
+
+
+def closed_slice(device, stream):
+    """Its owner is the last way to the loan, and so to the buffer and its resource."""
+    buffer = Own().allocate(64)
+    part = buffer[0:8]
+    buffer.close()
+    return part
+
+
+def view_of_buffer(device, stream):
+    return StridedMemoryView.from_buffer(Own().allocate(64), (64,), itemsize=1)
+
+
+def view_of_array(device, stream):
+    return StridedMemoryView.from_dlpack(numpy.zeros(4, "i4"), stream_ptr=-1)
+
+
+def begun(device, stream):
+    return device.create_graph_builder().begin_building()
+
+
+def forked(device, stream):
+    return begun(device, stream).split(2)
+
+
+def completed(device, stream):
+    builder = begun(device, stream).end_building()
+    graph = builder.complete()
+    builder.close()
+    return graph
+
+
+def grow(buffer):
+    resource = buffer.memory_resource
+    if resource is not None:
+        resource.modify_allocation(buffer, buffer.size + GRANULE).close()
+
+
+# What is made anew in each round, and what one thread each does with it over and over.
+USES = {
+    "slice": (
+        closed_slice,
+        lambda part: part.close(),
+        lambda part: part.close(),
+        lambda part: part.owner,
+        lambda part: part[0:4].close(),
+        lambda part: StridedMemoryView.from_buffer(part, (8,), itemsize=1).close(),
+        lambda part: part.__dlpack__(stream=-1),
+    ),
+    "view": (
+        view_of_buffer,
+        lambda view: view.close(),
+        lambda view: view.close(),
+        lambda view: view.exporting_obj,
+        lambda view: view.view(dtype=numpy.dtype("u1")).close(),
+        lambda view: StridedMemoryView.from_any_interface(view.view(dtype=numpy.dtype("u1")), -1).close(),
+        repr,
+    ),
+    "view of an array": (
+        view_of_array,
+        lambda view: view.close(),
+        lambda view: view.__dlpack__(),
+        lambda view: view.dtype,
+        lambda view: view.size,
+        lambda view: view.view(dtype=numpy.dtype("u4")).close(),
+    ),
+    "pool": (
+        lambda device, stream: DeviceMemoryResource(device, {"max_size": 32 << 20}),
+        lambda pool: pool.close(),
+        lambda pool: pool.close(),
+        lambda pool: pool.allocate(64, stream=other_stream()).close(),
+        lambda pool: pool.attributes.used_mem_current,
+    ),
+    "builder": (
+        begun,
+        lambda builder: builder.close(),
+        lambda builder: builder.end_building(),
+        lambda builder: builder.end_building(),
+        lambda builder: builder.split(2)[1].close(),
+        lambda builder: builder.complete().close(),
+        lambda builder: builder.is_building,
+        repr,
+    ),
+    "join": (
+        forked,
+        lambda forks: GraphBuilder.join(*forks),
+        lambda forks: GraphBuilder.join(*forks),
+        lambda forks: forks[1].close(),
+        lambda forks: forks[1].is_building,
+    ),
+    "graph": (
+        completed,
+        lambda graph: graph.close(),
+        lambda graph: graph.launch(other_stream()),
+        lambda graph: graph.handle,
+        repr,
+    ),
+    "allocation": (
+        lambda device, stream: Own().allocate(64).detach(),
+        lambda allocation: Buffer.adopt(allocation).close(),
+        lambda allocation: allocation.streams,
+        lambda allocation: allocation.owner,
+        repr,
+    ),
+    "buffer": (
+        lambda device, stream: Own().allocate(64),
+        lambda buffer: Buffer.adopt(buffer.detach()).close(),
+        lambda buffer: buffer.close(),
+        lambda buffer: buffer.memory_resource,
+        lambda buffer: buffer.record_stream(other_stream()),
+        repr,
+    ),
+    "virtual": (
+        lambda device, stream: VirtualMemoryResource(device).allocate(GRANULE),
+        lambda buffer: buffer.close(),
+        grow,
+        lambda buffer: buffer[0:8].close(),
+        lambda buffer: Buffer.adopt(buffer.detach()).close(),
+        lambda buffer: buffer.record_stream(other_stream()),
+        lambda buffer: buffer.mapped_size,
+    ),
+    "event": (
+        lambda device, stream: stream.record(),
+        lambda event: event.close(),
+        lambda event: event.sync(),
+        lambda event: event.is_done,
+        lambda event: other_stream().wait(event),
+        repr,
+    ),
+    "stream": (
+        lambda device, stream: device.create_stream(),
+        lambda stream: stream.close(),
+        lambda stream: stream.sync(),
+        lambda stream: stream.record().close(),
+        lambda stream: other_stream().wait(stream),
+        repr,
+    ),
+    "array view": (
+        lambda device, stream: Own().allocate(64).array_view(),
+        lambda view: view.close(),
+        lambda view: view.__array_interface__,
+        repr,
+    ),
+}
+
+
+def other_stream():
+    return cuda.core.Device(0).default_stream
+
+
+@pytest.mark.parametrize("kind", USES)
+def test_everything_is_used_while_others_close_it(device, stream, kind):
+    """It is refused in so many words, or it is done: nobody meets a half of what another thread is emptying."""
+    make, *uses = USES[kind]
+    shown, done = [None], threading.Event()
+
+    def over_and_over(use):
+        while not done.is_set():
+            one = shown[0]
+            try:
+                if one is not None:
+                    use(one)
+            except (RuntimeError, BufferError, ValueError):
+                pass
+
+    def adopt_what_nobody_has():
+        if isinstance(shown[0], Allocation):
+            with contextlib.suppress(OwnershipError):
+                Buffer.adopt(shown[0]).close()
+
+    def replace():
+        try:
+            for _ in range(ROUNDS // 4):
+                adopt_what_nobody_has()
+                shown[0] = make(device, stream)
+            adopt_what_nobody_has()
+        finally:
+            done.set()
+
+    with warnings_seen():
+        together(replace, *[lambda use=use: over_and_over(use) for use in uses])
+        shown.clear()
+        gc.collect()

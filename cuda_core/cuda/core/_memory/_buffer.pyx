@@ -290,7 +290,8 @@ cdef class Buffer(Record):
         <TransferredTo.DETACHED: 2>
         >>> buffer = Buffer.adopt(allocation)
         """
-        cdef MemoryResource resource = self.resource if isinstance(self.resource, MemoryResource) else None
+        cdef object held = self.held_resource()
+        cdef MemoryResource resource = held if isinstance(held, MemoryResource) else None
         cdef Allocation allocation
         cdef object entry
         cdef int where = (<Record>self).device_id

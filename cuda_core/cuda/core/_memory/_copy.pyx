@@ -104,7 +104,7 @@ cdef bint _may_wait(Record dst, Record src) except -1:
         return False
     if src.device_id < 0 and dst.device_id < 0:
         return True
-    return not getattr(type((src if src.device_id < 0 else dst).resource), "_page_locked", False)
+    return not getattr(type((src if src.device_id < 0 else dst).held_resource()), "_page_locked", False)
 
 
 cdef int plain_copy(Record dst, Record src, StreamHandle* order) except -1:

@@ -162,12 +162,12 @@ cdef int _ensure_thread() except -1:
 
 cdef bint _is_of_capture(Record record, uint64_t capture) noexcept:
     """Whether memory is allocated by the graph of a capture, seen through a view or not. The graph has it anyway."""
-    cdef object owner = record.owner
+    cdef object owner = record.held_owner()
     while True:
         if type(owner) is Loan:
-            owner = (<Loan>owner).record
+            owner = (<Loan>owner).held_record()
         elif isinstance(owner, Record):
-            owner = (<Record>owner).owner
+            owner = (<Record>owner).held_owner()
         else:
             break
     return isinstance(owner, GraphPlace) and (<GraphPlace>owner).of.graph.id == capture

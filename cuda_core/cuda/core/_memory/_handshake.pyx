@@ -79,16 +79,17 @@ cdef StreamHandle* consumer_handle(object number, int device_id, StreamHandle* p
 
 cdef Record ordering_record(Record record):
     """Return the record whose streams order the free of this memory: of a slice, that of the whole."""
-    cdef object owner = record.owner
-    cdef Record whole
+    cdef object owner = record.held_owner()
+    cdef Record whole, heir = None
     while type(owner) is Loan:
-        whole = (<Loan>owner).record
+        whole = (<Loan>owner).held_record()
         if whole is None:
             break  # another thread has ended this loan
-        record, owner = whole, whole.owner
-    if record.range is not None and record.range.heir is not None:
-        return record.range.heir  # the buffer was closed, and the loans hold its memory
-    return record
+        record, owner = whole, whole.held_owner()
+    if record.range is not None:
+        with cython.critical_section(record.range):
+            heir = record.range.heir
+    return record if heir is None else heir  # the buffer was closed, and the loans hold its memory
 
 
 cdef StreamHandle* lasting_stream(StreamHandle* consumer) except NULL:

@@ -94,7 +94,7 @@ cdef Loan _end(Record record, bint may_raise, bint of_graph=False):
     """End one loan on a record. Returns the loan that ends with it, or None: of a view on a view that was closed, the
     last loan on this one ends its own. The caller goes on with it in a loop, as such chains can be long."""
     cdef int verdict
-    cdef object lender = record.owner
+    cdef object lender = record.held_owner()
     if of_graph:
         with cython.critical_section(record.range):  # who asks how many loans are graphs' reads both numbers together
             record.range.graph_loans -= 1
@@ -111,7 +111,7 @@ cdef Loan _end(Record record, bint may_raise, bint of_graph=False):
 
 
 cdef int close_record(Record record, int event, StreamHandle* order, int waiting) except -1:
-    cdef object lender = record.owner
+    cdef object lender = record.held_owner()
     cdef int outcome = release(record, event, order, waiting)
     if type(lender) is not Loan:
         return outcome
@@ -206,9 +206,13 @@ cdef Loan new_graph_loan(Record record, str what):
     Of a slice the whole is lent. So the slice can be closed, and what the graph holds is a graph's loan and no other.
     """
     cdef Loan self
-    cdef Record whole = record
-    while type(whole.owner) is Loan and (<Loan>whole.owner).record is not None:
-        whole = (<Loan>whole.owner).record
+    cdef Record above, whole = record
+    cdef object owner = record.held_owner()
+    while type(owner) is Loan:
+        above = (<Loan>owner).held_record()
+        if above is None:
+            break
+        whole, owner = above, above.held_owner()
     if whole.range is None or whole.state() != STATE_OWNED:
         return new_loan(record, what)
     self = Loan.__new__(Loan)

@@ -11,7 +11,7 @@ from cuda.bindings cimport cydriver
 
 from cuda.core._context cimport device_of_primary_context
 from cuda.core._memory._allocation cimport Record
-from cuda.core._stream_handle cimport STREAM_SET, StreamHandle
+from cuda.core._stream_handle cimport STREAM_SET, StreamHandle, release_stream
 
 # Devices are numbered from 1 on, contexts by their address. The primary context of a device is that device.
 cdef enum:
@@ -32,7 +32,9 @@ cdef size_t place_of_context(cydriver.CUcontext context) noexcept:
 
 cdef size_t place_of(Record record) noexcept:
     """Return the place of an allocation, as far as its record knows it. No driver call: what is lost answers none."""
-    cdef StreamHandle* stream = record.stream
+    cdef StreamHandle* order
+    cdef StreamHandle* stream
+    cdef size_t place
     cdef int ordinal = record.device_id
     if ordinal < 0 and record.resource is not None:
         try:
@@ -41,18 +43,25 @@ cdef size_t place_of(Record record) noexcept:
             ordinal = -1
     if ordinal >= 0:
         return place_of_device(ordinal)
-    if stream != NULL and stream.kind == STREAM_SET and stream.member_count:
-        stream = stream.members[0]
-    return place_of_context(stream.context) if stream != NULL and stream.context != NULL else 0
+    order = record.hold_stream()  # another thread may replace it
+    stream = _first_of(order)
+    place = place_of_context(stream.context) if stream != NULL and stream.context != NULL else 0
+    release_stream(order)
+    return place
+
+
+cdef StreamHandle* _first_of(StreamHandle* order) noexcept:
+    return order.members[0] if order != NULL and order.kind == STREAM_SET and order.member_count else order
 
 
 cdef unsigned long long number_of(Record record, size_t place) noexcept:
-    cdef StreamHandle* stream = record.stream
-    if stream != NULL and stream.kind == STREAM_SET and stream.member_count:
-        stream = stream.members[0]
-    if stream == NULL or stream.context == NULL or place_of_context(stream.context) != place:
-        return 0
-    return stream.context_id
+    cdef StreamHandle* order = record.hold_stream()
+    cdef StreamHandle* stream = _first_of(order)
+    cdef unsigned long long number = 0
+    if stream != NULL and stream.context != NULL and place_of_context(stream.context) == place:
+        number = stream.context_id
+    release_stream(order)
+    return number
 
 
 cdef bint first_report_of(size_t place, unsigned long long number) except -1:

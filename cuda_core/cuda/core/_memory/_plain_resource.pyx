@@ -17,7 +17,7 @@ from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueu
 from cuda.core._memory._release cimport must_queue, wait_for_order
 from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
-from cuda.core._stream_handle cimport StreamHandle
+from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 from cuda.core._error_text import for_allocation
 from cuda.core._errors import CUDAError
@@ -170,7 +170,10 @@ cdef class PlainResource(IndexedResource):
         if holding is not None and holding.context:
             id[0] = holding.context_id
             return <cydriver.CUcontext>holding.context
-        return record.stream.context if record.stream != NULL else NULL
+        cdef StreamHandle* order = record.hold_stream()  # another thread may replace it
+        cdef cydriver.CUcontext context = order.context if order != NULL else NULL
+        release_stream(order)
+        return context
 
     cdef int own(self, Record buffer) except -1:
         """Take memory that was made elsewhere, and write down which context takes it along.

@@ -176,7 +176,7 @@ cdef class Allocation(Record):
         >>> allocation.handed_over()  # from here on somebody else frees it, as here
         >>> pinned.deallocate(address, size)
         """
-        cdef object owner = self.owner
+        cdef object owner = self.held_owner()
         if isinstance(owner, Keeper) and not (<Keeper>owner).is_alone():
             raise OwnershipError(
                 f"other buffers were imported from the same pointer, and would lose it ({self.describe()})"

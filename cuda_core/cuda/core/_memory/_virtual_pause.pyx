@@ -147,7 +147,7 @@ cdef int pause(VirtualMemoryBase resource, object buffers, object keep_contents)
         for buffer in paused:
             _ensure_only_graphs_look(buffer)
         for buffer in paused:
-            ensure_not_capturing(buffer.stream)
+            _ensure_not_capturing(buffer)
         for buffer in paused:
             buffer.range.paused.store(ABOUT_TO_PAUSE)  # from here on no graph that uses it is launched
         for buffer in paused:
@@ -178,6 +178,15 @@ cdef int pause(VirtualMemoryBase resource, object buffers, object keep_contents)
     # Committed: what is refused from here on changes nothing but when the memory comes back.
     _commit(paused)
     _unclaim_all(paused)
+    return 0
+
+
+cdef int _ensure_not_capturing(Buffer buffer) except -1:
+    cdef StreamHandle* order = buffer.hold_stream()
+    try:
+        ensure_not_capturing(order)
+    finally:
+        release_stream(order)
     return 0
 
 

@@ -27,7 +27,7 @@ from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase
 from cuda.core._memory._virtual_parts cimport CUdeviceptr, Failure, parts_are_empty
 from cuda.core._memory._virtual_queue cimport queue_parts
 from cuda.core._memory._virtual_range cimport VirtualRange
-from cuda.core._stream_handle cimport release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
@@ -118,6 +118,7 @@ cdef void _enter(VirtualMemoryBase resource, Buffer old, Buffer new, Holding ent
 cdef int retire(VirtualMemoryBase resource, Buffer buffer) except -1:
     """Return the addresses that a grow has left. A failure is reported, and tried again at the buffer's close."""
     cdef VirtualRange range_ = buffer.range
+    cdef StreamHandle* order
     cdef Failure failure
     cdef bint done
     failure.function = NULL
@@ -126,13 +127,14 @@ cdef int retire(VirtualMemoryBase resource, Buffer buffer) except -1:
     if range_.word.load() & LOANS_MASK:
         # Whoever looks at the old addresses keeps them until the last loan ends.
         release_stream(range_.left_order)
-        range_.left_order = retain_stream(buffer.stream)
+        range_.left_order = buffer.hold_stream()
         return 0
+    order = buffer.hold_stream()  # another thread may replace it
     try:
-        if must_queue(buffer.stream, WAIT if resource.wait_on_close else QUEUE_IF_BUSY):
-            queue_parts(&range_.retired, buffer, buffer.stream, False, False)
+        if must_queue(order, WAIT if resource.wait_on_close else QUEUE_IF_BUSY):
+            queue_parts(&range_.retired, buffer, order, False, False)
             return 0
-        wait_for_order(buffer.stream)
+        wait_for_order(order)
         with nogil:
             done = range_.return_retired(&failure)
         if not done:
@@ -142,4 +144,6 @@ cdef int retire(VirtualMemoryBase resource, Buffer buffer) except -1:
             f"{buffer.describe()} has grown, but the addresses it left could not be returned: {error}. "
             "Its close tries again."
         )
+    finally:
+        release_stream(order)
     return 0
