@@ -219,9 +219,15 @@ cdef class _StridedLayout:
     @property
     def volume(self) -> int:
         """int: the number of elements."""
-        if self._volume is None:
-            self._volume = fitting(math.prod(self._shape))
-        return self._volume
+        cdef object volume
+        with cython.critical_section(self):
+            volume = self._volume
+        if volume is None:
+            volume = fitting(math.prod(self._shape))
+            with cython.critical_section(self):  # what another thread has found meanwhile stays
+                if self._volume is None:
+                    self._volume = volume
+        return volume
 
     cdef bint _is_dense_in(self, object order) except -1:
         stride = 1

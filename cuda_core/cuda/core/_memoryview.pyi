@@ -38,8 +38,6 @@ class StridedMemoryView:
         Whether a device can use the memory.
     readonly : bool
         Whether the exporter forbids writing.
-    exporting_obj : object
-        What the view was made of.
 
     Notes
     -----
@@ -64,9 +62,6 @@ class StridedMemoryView:
 
     @property
     def readonly(self) -> bool: ...
-
-    @property
-    def exporting_obj(self) -> object: ...
 
     def __init__(self, obj: object | None = None, stream_ptr: int | None = None) -> None:
         ...
@@ -278,6 +273,10 @@ class StridedMemoryView:
         >>> view.is_closed
         True
         """
+
+    @property
+    def exporting_obj(self) -> object:
+        """object: what the view was made of; None once closed."""
 
     @property
     def is_closed(self) -> bool:

@@ -3,6 +3,7 @@
 
 import warnings
 
+cimport cython
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, intptr_t, uintptr_t
@@ -79,8 +80,6 @@ cdef class StridedMemoryView:
         Whether a device can use the memory.
     readonly : bool
         Whether the exporter forbids writing.
-    exporting_obj : object
-        What the view was made of.
 
     Notes
     -----
@@ -336,7 +335,7 @@ cdef class StridedMemoryView:
         self._low, self._high = 0, buffer.size
         self._source = new_loan(buffer, "viewed")
         self.ptr = <intptr_t>(<Record>buffer).pointer
-        self.exporting_obj = buffer
+        self._exporter = buffer
         self._record = buffer
         return self
 
@@ -372,9 +371,10 @@ cdef class StridedMemoryView:
         """
         cdef StridedMemoryView other
         cdef _StridedLayout wanted
+        cdef object kind
         if layout is not None and not isinstance(layout, _StridedLayout):
             raise TypeError(f"layout must be a _StridedLayout, got {type(layout).__name__}: {shown(layout)}")
-        self._ensure_open()
+        other = self._held()
         if layout is None and dtype is None:
             return self
         wanted = self._layout if layout is None else layout
@@ -384,14 +384,29 @@ cdef class StridedMemoryView:
                 f"The dtype's itemsize ({kind.itemsize}) does not match the layout's itemsize ({wanted.itemsize})."
             )
         _check_bounds(wanted, self._low, self._high)
-        other = StridedMemoryView.__new__(type(self))
-        other.ptr, other.device_id, other._place = self.ptr, self.device_id, self._place
-        other.is_device_accessible, other.readonly = self.is_device_accessible, self.readonly
-        other.exporting_obj, other._source, other._record = self.exporting_obj, self._source, self._record
-        other._low, other._high = self._low, self._high
         other._known_layout, other._known_dtype = wanted, kind
-        if dtype is None and wanted.itemsize == self._layout.itemsize:
-            other._dl_type, other._typestr = self._dl_type, self._typestr
+        if dtype is not None or wanted.itemsize != self._layout.itemsize:
+            other._dl_type.bits, other._typestr = 0, None
+        return other
+
+    cdef StridedMemoryView _held(self):
+        """Return a view like this one, which stays open when another thread closes this one.
+
+        Raises
+        ------
+        RuntimeError
+            If the view is closed.
+        """
+        cdef StridedMemoryView other = StridedMemoryView.__new__(type(self))
+        with cython.critical_section(self):
+            other.ptr, other.device_id, other._place = self.ptr, self.device_id, self._place
+            other._exporter, other._source, other._record = self._exporter, self._source, self._record
+        if other._place is None:
+            self._ensure_open()
+        other.is_device_accessible, other.readonly = self.is_device_accessible, self.readonly
+        other._low, other._high = self._low, self._high
+        other._known_layout = self._known_layout
+        other._dl_type, other._typestr = self._dl_type, self._typestr
         return other
 
     def close(self) -> None:
@@ -414,17 +429,27 @@ cdef class StridedMemoryView:
         self._close()
 
     cdef int _close(self) noexcept:
-        cdef PyObject* exporting_obj = keep(self.exporting_obj)
-        cdef PyObject* source = keep(self._source)
-        self.ptr = 0
-        self._place = None
-        self._record = None
-        self.exporting_obj = None
-        self._source = None
+        cdef PyObject* exporter
+        cdef PyObject* record
+        cdef PyObject* source
+        with cython.critical_section(self):
+            exporter, record, source = keep(self._exporter), keep(self._record), keep(self._source)
+            self.ptr = 0
+            self._place = None
+            self._record = None
+            self._exporter = None
+            self._source = None
         # Last: the end of a loan may run other code, which finds a closed view; and this may be a view of views.
-        let_go(exporting_obj)
+        let_go(record)
+        let_go(exporter)
         let_go(source)
         return 0
+
+    @property
+    def exporting_obj(self) -> object:
+        """object: what the view was made of; None once closed."""
+        with cython.critical_section(self):
+            return self._exporter
 
     @property
     def is_closed(self) -> bool:
@@ -488,12 +513,19 @@ cdef class StridedMemoryView:
         NotImplementedError
             If NumPy has no such type. ``bfloat16`` and its like need the package ``ml_dtypes``.
         """
-        if self._known_dtype is None:
-            if self._dl_type.bits:
-                self._known_dtype = numpy_dtype(self._dl_type.code, self._dl_type.bits, self._dl_type.lanes)
-            elif self._typestr is not None:
-                self._known_dtype = typestr_dtype(self._typestr)
-        return self._known_dtype
+        cdef object found
+        with cython.critical_section(self):
+            found = self._known_dtype
+        if found is not None:
+            return found
+        if self._dl_type.bits:
+            found = numpy_dtype(self._dl_type.code, self._dl_type.bits, self._dl_type.lanes)
+        elif self._typestr is not None:
+            found = typestr_dtype(self._typestr)
+        with cython.critical_section(self):
+            if self._known_dtype is None:  # what another thread has found meanwhile stays
+                self._known_dtype = found
+            return self._known_dtype
 
     def __repr__(self) -> str:
         layout = self._known_layout
@@ -572,9 +604,8 @@ cdef class StridedMemoryView:
         cdef object number = stream_number(stream, "stream")
         cdef bint versioned = wants_versioned(max_version)
         cdef tuple wanted = wanted_device(dl_device)
-        cdef tuple place
-        self._ensure_open()
-        place = self._place
+        cdef StridedMemoryView held = self._held()
+        cdef tuple place = held._place
         if checked_copy(copy):
             raise BufferError("Sorry, not supported: copy=True")
         check_consumer(number, place[0], stream)
@@ -585,15 +616,14 @@ cdef class StridedMemoryView:
         if self.readonly and not versioned:
             raise BufferError("a read-only view needs a consumer that gives max_version=(1, 0) or later")
         return export_memory(
-            <void*>(self.ptr + <intptr_t>self._layout.slice_offset_in_bytes), place, self._export_type(),
+            <void*>(held.ptr + <intptr_t>self._layout.slice_offset_in_bytes), place, self._export_type(),
             self._layout.shape, self._known_layout._known_strides(), DL_READ_ONLY if self.readonly else 0,
-            self._source, self._record, number, versioned,
+            held._source, held._record, number, versioned,
         )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return where the memory lies as a DLPack device type and device id."""
-        self._ensure_open()
-        return self._place
+        return self._held()._place
 
     def copy_from(
         self,
@@ -727,11 +757,12 @@ cdef int _fill_from_tensor(StridedMemoryView self, ImportedTensor imported, obje
     self.readonly = imported.is_readonly
     self._dl_type = tensor.dtype
     self._source = imported
-    self.exporting_obj = obj
+    self._exporter = obj
     if isinstance(obj, Buffer):
         self._record = obj
     elif isinstance(obj, StridedMemoryView):
-        self._record = (<StridedMemoryView>obj)._record
+        with cython.critical_section(obj):
+            self._record = (<StridedMemoryView>obj)._record
     return 0
 
 
@@ -802,7 +833,7 @@ cdef int _fill_from_interface(StridedMemoryView self, object obj, object interfa
     self.ptr = address
     self.readonly = bool(data[1])
     self._source = obj
-    self.exporting_obj = obj
+    self._exporter = obj
     return 0
 
 
@@ -866,8 +897,7 @@ cdef int _no_allocator(DLTensor* prototype, DLManagedTensorVersioned** out, void
 cdef int _managed_from_object(void* py_object, DLManagedTensorVersioned** out) except -1:
     cdef StridedMemoryView view
     out[0] = NULL
-    view = <StridedMemoryView?><object>py_object
-    view._ensure_open()
+    view = (<StridedMemoryView?><object>py_object)._held()
     out[0] = &new_export(
         <void*>(view.ptr + <intptr_t>view._layout.slice_offset_in_bytes), view._place[0], view._place[1],
         view._export_type(), view._layout.shape, view._known_layout._known_strides(),
@@ -891,23 +921,26 @@ cdef int _object_from_managed(DLManagedTensorVersioned* tensor, void** out_py_ob
 cdef int _tensor_from_object(void* py_object, DLTensor* out) except -1:
     """Describe a view without a loan: valid for as long as the caller keeps the view."""
     cdef StridedMemoryView view = <StridedMemoryView?><object>py_object
-    cdef int ndim, axis
-    cdef tuple strides
-    view._ensure_open()
-    ndim = view._layout.ndim
+    cdef StridedMemoryView held = view._held()
+    cdef int ndim = view._layout.ndim, axis
+    cdef tuple strides = view._known_layout._known_strides()
+    cdef int64_t* numbers
     out.dtype = view._export_type()
-    if view._numbers == NULL:
-        strides = view._known_layout._known_strides()
-        view._numbers = <int64_t*>calloc(2 * ndim + 1, sizeof(int64_t))
-        if view._numbers == NULL:
-            raise MemoryError("no memory for a shape")
-        for axis in range(ndim):
-            view._numbers[axis] = view._layout.shape[axis]
-            view._numbers[ndim + axis] = strides[axis]
-    out.data = <void*>(view.ptr + <intptr_t>view._layout.slice_offset_in_bytes)
-    out.device.device_type, out.device.device_id = view._place
+    numbers = <int64_t*>calloc(2 * ndim + 1, sizeof(int64_t))
+    if numbers == NULL:
+        raise MemoryError("no memory for a shape")
+    for axis in range(ndim):
+        numbers[axis] = view._layout.shape[axis]
+        numbers[ndim + axis] = strides[axis]
+    with cython.critical_section(view):
+        if view._numbers == NULL:  # those that are there may be in use
+            view._numbers = numbers
+            numbers = NULL
+        out.shape, out.strides = view._numbers, view._numbers + ndim
+    free(numbers)
+    out.data = <void*>(held.ptr + <intptr_t>view._layout.slice_offset_in_bytes)
+    out.device.device_type, out.device.device_id = held._place
     out.ndim = ndim
-    out.shape, out.strides = view._numbers, view._numbers + ndim
     out.byte_offset = 0
     return 0
 
