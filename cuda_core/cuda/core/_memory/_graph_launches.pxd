@@ -8,9 +8,10 @@ from cuda.core._stream_handle cimport StreamHandle
 cdef class Launches:
     cdef CapturedGraph* graph       # whose mutex is held for each launch
     cdef StreamHandle* last         # the stream of the last one; changes with that mutex
-    cdef set lent                   # ranges of virtual memory that any of them may use
+    cdef frozenset lent             # ranges of virtual memory that any of them may use
     cdef object __weakref__
     cdef tuple begin(self, object lent)
+    cdef frozenset held_lent(self)
     cdef StreamHandle* hold_last(self) noexcept
 
 cdef Launches launches_of(CapturedGraph* graph)

@@ -7,6 +7,7 @@ or about to be, and leaves its stream; a pause marks the range first, then takes
 Whoever comes second sees the other.
 """
 
+cimport cython
 from cpython.ref cimport PyObject
 from libcpp.vector cimport vector
 from weakref import WeakValueDictionary
@@ -25,7 +26,7 @@ cdef Launches launches_of(CapturedGraph* graph):
     """Return a record for the launches of one executable of a graph."""
     cdef Launches self = Launches.__new__(Launches)
     self.graph = retain_graph(graph)
-    self.lent = set()
+    self.lent = frozenset()
     return self
 
 
@@ -47,17 +48,30 @@ cdef class Launches:
     cdef tuple begin(self, object lent):
         """Note what a launch is about to use, and return the ranges."""
         cdef VirtualRange range_
+        cdef frozenset before, after
         cdef set kept
+        cdef bint noted = False
         if not lent:
             return ()
-        if not self.lent.issuperset(lent):
+        while not noted:
+            before = self.held_lent()
+            if before.issuperset(lent):
+                break
             kept = set(lent)
-            for range_ in self.lent:
+            for range_ in before:
                 if not range_.is_empty():  # an earlier launch may be in flight
                     kept.add(range_)
-            self.lent = kept
+            after = frozenset(kept)
+            with cython.critical_section(self):
+                noted = self.lent is before  # else another thread launches it, too, and has noted something
+                if noted:
+                    self.lent = after
             _known[id(self)] = self
         return tuple(lent)
+
+    cdef frozenset held_lent(self):
+        with cython.critical_section(self):
+            return self.lent
 
     cdef StreamHandle* hold_last(self) noexcept:
         """Return a reference to the stream of the last launch, or NULL."""
@@ -84,6 +98,6 @@ cdef list launches_with(object range_):
     cdef list found = []
     for reference in _known.valuerefs():
         each = reference()
-        if each is not None and range_ in each.lent:
+        if each is not None and range_ in each.held_lent():
             found.append(each)
     return found

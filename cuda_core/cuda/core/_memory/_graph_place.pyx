@@ -6,6 +6,7 @@ It is counted, and outlives the driver's graph: a buffer may be closed after it.
 
 from weakref import WeakValueDictionary
 
+cimport cython
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, realloc
@@ -150,8 +151,9 @@ cdef int note_lent(uint64_t id, object range_) except -1:
     cdef GraphReference reference = _known.get(id)
     if reference is None:
         return 0
-    if reference.lent is None:
-        reference.lent = set()
+    with cython.critical_section(reference):
+        if reference.lent is None:
+            reference.lent = set()
     reference.lent.add(range_)
     return 0
 

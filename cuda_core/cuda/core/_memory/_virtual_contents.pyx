@@ -6,6 +6,7 @@ from cuda.bindings cimport cydriver
 from cuda.core._context cimport primary_context
 from cuda.core._driver cimport check, error_for
 from cuda.core._memory._buffer cimport Buffer
+from cuda.core._memory._chains cimport take_all
 from cuda.core._memory._release cimport report
 from cuda.core._memory._virtual_absence cimport open_to_device, set_rights
 from cuda.core._memory._virtual_parts cimport CUresult, Failure
@@ -97,9 +98,7 @@ cdef int let_contents_go(VirtualRange range_) except -1:
     if kept is None and not _refused:
         return 0
     range_.contents = None
-    earlier = _refused[:]
-    del _refused[:]
-    for each in earlier:
+    for each in take_all(_refused):
         _free(each, False)
     if kept is not None:
         _free(kept, True)

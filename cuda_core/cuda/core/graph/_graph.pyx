@@ -10,6 +10,7 @@ from libcpp.vector cimport vector
 from cuda.core._capture_lock cimport captures_begun, hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
 from cuda.core._fork cimport fork_generation
+from cuda.core._memory._chains cimport take_all
 from cuda.core._memory._graph_launches cimport Launches, first_paused, launches_of
 from cuda.core._memory._graph_memory cimport free_left, look_at_all
 from cuda.core._memory._graph_place cimport (
@@ -203,13 +204,7 @@ cdef int keep_refused(object dropped) except -1:
 
 cdef int try_refused() except -1:
     """Destroy what could not be destroyed before."""
-    cdef list earlier
-    if not _refused:
-        return 0
-    with cython.critical_section(_refused):  # the list stays the same one: others may be looking at it
-        earlier = _refused[:]
-        _refused.clear()
-    for dropped in earlier:
+    for dropped in take_all(_refused):
         try:
             dropped.close()
         except Exception:  # told of when it was refused first
@@ -433,7 +428,10 @@ cdef class Graph:
         cdef CapturedGraph* graph = self._open()
         cdef const char* function = NULL
         cdef cydriver.CUresult result
-        result = self._in_stream(stream, "launched", _launch, self._launches.begin(self._uses.lent), &function)
+        cdef GraphReference uses
+        with cython.critical_section(self):  # an update replaces it
+            uses = self._uses
+        result = self._in_stream(stream, "launched", _launch, self._launches.begin(uses.lent), &function)
         if result == cydriver.CUresult.CUDA_ERROR_INVALID_VALUE and graph.allocations != NULL:
             error = error_for(result, function)
             error.args = (
@@ -546,7 +544,8 @@ cdef class Graph:
             if info.result:
                 error.args = (f"{error.args[0]}: {_update_result(info.result)}",)
             raise error
-        self._uses = captured._of
+        with cython.critical_section(self):
+            self._uses = captured._of
 
     def __repr__(self) -> str:
         return f"<Graph handle={self._executable.load():#x}{'' if self._executable.load() else ' closed'}>"

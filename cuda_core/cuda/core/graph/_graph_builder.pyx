@@ -187,24 +187,30 @@ cdef class GraphBuilder(GraphSource):
         True
         >>> builder.end_building().close()
         """
+        self._ensure_new()
+        number = _MODES.get(mode) if isinstance(mode, str) else None
+        if number is None:
+            raise ValueError(f"Unsupported build mode: {shown(mode)}; it is one of {', '.join(map(repr, _MODES))}")
+        with _Alone(self):
+            self._ensure_new()  # now nobody else changes that
+            try_refused()
+            self._begin(number)
+        return self
+
+    cdef int _ensure_new(self) except -1:
         self._ensure_open()
         if self._root is not None or self._stage == Stage.BUILDING:
             raise RuntimeError("Graph builder is already building.")
         if self._stage != Stage.NEW:
             raise RuntimeError("Cannot resume building after building has ended.")
-        number = _MODES.get(mode) if isinstance(mode, str) else None
-        if number is None:
-            raise ValueError(f"Unsupported build mode: {shown(mode)}; it is one of {', '.join(map(repr, _MODES))}")
-        with _Alone(self):
-            try_refused()
-            self._begin(number)
-        return self
+        return 0
 
     cdef int _begin(self, int mode) except -1:
         cdef StreamHandle* order = bind_stream(self._stream)
         try:
             self._of = begin_capture(order, mode)
-            self._order, order = order, self._order
+            with cython.critical_section(self):
+                self._order, order = order, self._order
         finally:
             release_stream(order)
         self._fork_streams = []
@@ -234,6 +240,14 @@ cdef class GraphBuilder(GraphSource):
         False
         >>> builder.close()
         """
+        self._ensure_can_end()
+        with _Alone(self):
+            self._ensure_can_end()  # now nobody else changes that
+            self._end()
+        return self
+
+    cdef int _ensure_can_end(self) except -1:
+        cdef int forks = self._open_forks.load()
         self._ensure_open()
         if self._root is not None:
             raise RuntimeError(
@@ -242,13 +256,9 @@ cdef class GraphBuilder(GraphSource):
             )
         if self._stage != Stage.BUILDING:
             raise RuntimeError("Graph builder is not building.")
-        if self._open_forks:
-            raise RuntimeError(
-                f"{self._open_forks} GraphBuilder(s) that came from split() are not joined; join() them first"
-            )
-        with _Alone(self):
-            self._end()
-        return self
+        if forks:
+            raise RuntimeError(f"{forks} GraphBuilder(s) that came from split() are not joined; join() them first")
+        return 0
 
     cdef int _end(self) except -1:
         """End the capture. Raises what the driver has answered; whether the capture is over is in the stage."""
@@ -347,23 +357,24 @@ cdef class GraphBuilder(GraphSource):
             raise TypeError(f"count must be an integer, got {type(count).__name__}: {shown(count)}") from None
         if number < 2:
             raise ValueError(f"Invalid split count: expecting >= 2, got {shown(number)}")
-        if not self.is_building:
-            raise RuntimeError("Graph builder must be building before it can be split.")
-        made = []
-        event = self._stream.record()  # not closed: that it cannot be destroyed is no failure of this call
-        try:
-            for _ in range(number - 1):
-                made.append(self._fork(event))
-        except BaseException:
-            for fork in made:
-                # A stream that has joined a capture must be waited for, also if nothing was put into it.
-                try:
-                    self._stream.wait(fork._stream)
-                except Exception:  # what was refused first is what is told
-                    continue
-                _joined(fork)
-            raise
-        return (self, *made)
+        with _Alone(self):
+            if not self.is_building:
+                raise RuntimeError("Graph builder must be building before it can be split.")
+            made = []
+            event = self._stream.record()  # not closed: that it cannot be destroyed is no failure of this call
+            try:
+                for _ in range(number - 1):
+                    made.append(self._fork(event))
+            except BaseException:
+                for fork in made:
+                    # A stream that has joined a capture must be waited for, also if nothing was put into it.
+                    try:
+                        self._stream.wait(fork._stream)
+                    except Exception:  # what was refused first is what is told
+                        continue
+                    _joined(fork)
+                raise
+            return (self, *made)
 
     cdef GraphBuilder _fork(self, object event):
         cdef GraphBuilder root = self if self._root is None else self._root
@@ -387,7 +398,7 @@ cdef class GraphBuilder(GraphSource):
         continue_on(root._of.graph, fork._order.stream)
         fork._stream.wait(event)
         fork._of, fork._root = root._of, root
-        root._open_forks += 1
+        root._open_forks.fetch_add(1)
         return fork
 
     @staticmethod
@@ -422,17 +433,19 @@ cdef class GraphBuilder(GraphSource):
         >>> GraphBuilder.join(left, right).end_building().close()
         """
         cdef GraphBuilder builder, target
-        for builder in _checked_for_join(graph_builders):
-            if not builder.is_building:
-                raise RuntimeError("Graph builder must be building before it can be joined.")
-        target = next((one for one in graph_builders if not one.is_join_required), graph_builders[0])
-        for builder in graph_builders:
-            if builder is not target:
-                target._stream.wait(builder._stream)
-        for builder in graph_builders:
-            if builder is not target:
-                _joined(builder)
-        return target
+        _checked_for_join(graph_builders)
+        with _Alone(*graph_builders):
+            for builder in graph_builders:
+                if not builder.is_building:  # or closed: joined by another thread just before
+                    raise RuntimeError("Graph builder must be building before it can be joined.")
+            target = next((one for one in graph_builders if not one.is_join_required), graph_builders[0])
+            for builder in graph_builders:
+                if builder is not target:
+                    target._stream.wait(builder._stream)
+            for builder in graph_builders:
+                if builder is not target:
+                    _joined(builder)
+            return target
 
     # -- what comes out --------------------------------------------------------------------------------------------
 
@@ -575,7 +588,8 @@ cdef class GraphBuilder(GraphSource):
             self._give_up()
             return
         with _Alone(self):
-            self._give_up()
+            if not self._closed:
+                self._give_up()
 
     cdef int _give_up(self) except -1:
         if self._root is None and self._of is not None and self._of.graph.generation == fork_generation():
@@ -590,7 +604,7 @@ cdef class GraphBuilder(GraphSource):
         if self._owns_stream:
             self._stream.close()
         if self._root is not None:
-            self._root._open_forks -= 1
+            self._root._open_forks.fetch_sub(1)
         self._closed = True
         return 0
 
@@ -641,21 +655,24 @@ cdef class GraphBuilder(GraphSource):
 
 
 class _Alone:
-    """While a call changes a builder, another thread's is refused."""
+    """While a call changes builders, another thread's is refused."""
 
-    __slots__ = ("builder",)
+    __slots__ = ("builders",)
 
-    def __init__(self, GraphBuilder builder):
-        if builder._busy:
-            raise RuntimeError("another thread is changing this GraphBuilder at this moment")
-        builder._busy = True
-        self.builder = builder
+    def __init__(self, *builders):
+        self.builders = []
+        for builder in builders:
+            if (<GraphBuilder>builder)._busy.exchange(1):
+                self.__exit__()
+                raise RuntimeError("another thread is changing this GraphBuilder at this moment")
+            self.builders.append(builder)
 
     def __enter__(self):
         pass
 
     def __exit__(self, *exception):
-        (<GraphBuilder>self.builder)._busy = False
+        for builder in self.builders:
+            (<GraphBuilder>builder)._busy.store(0)
 
 
 cdef int _joined(GraphBuilder fork) except -1:
@@ -664,7 +681,7 @@ cdef int _joined(GraphBuilder fork) except -1:
     cdef cydriver.CUstream stream = fork._order.stream
     with nogil:
         stop_on(graph, stream)
-    fork._root._open_forks -= 1
+    fork._root._open_forks.fetch_sub(1)
     fork._closed = True
     fork._drop_order()
     fork._stream.close()  # the root holds it until the capture ends
