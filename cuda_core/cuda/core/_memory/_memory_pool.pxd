@@ -21,6 +21,7 @@ cdef class _MemPool(IndexedResource):
     cdef int take_current_pool(self, cydriver.CUmemLocation* location, cydriver.CUmemAllocationType kind) except -1
     cdef int take_own_pool(self, cydriver.CUmemPoolProps* properties) except -1
     cdef int ensure_open(self) except -1
+    cdef PoolReference held_pool(self, cydriver.CUmemoryPool* pool)
     cdef int ensure_index(self) except -1
     cdef int note(self, Record record) except -1
     cdef int _choose_deleter(self) except -1

@@ -230,13 +230,14 @@ cdef class _MemPool(IndexedResource):
         >>> pool.is_closed
         True
         """
-        cdef cydriver.CUmemoryPool pool = self._pool
-        cdef PoolReference reference = self._reference
+        cdef cydriver.CUmemoryPool pool
+        cdef PoolReference reference
+        with cython.critical_section(self):
+            pool, reference = self._pool, self._reference
+            self._pool = NULL
+            self._reference, self._closed = None, True
         if pool == NULL:
-            self._closed = True
             return
-        self._pool = NULL
-        self._reference, self._closed = None, True
         # One reference is the local name. Others are of buffers, and of allocations that are being made.
         if reference is None or Py_REFCNT(reference) > 1 or reference.handle.count > 1:
             return
@@ -245,9 +246,19 @@ cdef class _MemPool(IndexedResource):
         try:
             destroy_pool(reference)
         except BaseException:
-            self._pool = pool
-            self._reference, self._closed = reference, False
+            with cython.critical_section(self):
+                self._pool = pool
+                self._reference, self._closed = reference, False
             raise
+
+    cdef PoolReference held_pool(self, cydriver.CUmemoryPool* pool):
+        """Return the pool, NULL once closed, and what keeps it meanwhile: None where it stays anyway.
+
+        Both as they are together, since another thread may close the resource at any moment.
+        """
+        with cython.critical_section(self):
+            pool[0] = self._pool
+            return self._reference
 
     @property
     def is_closed(self) -> bool:
@@ -293,9 +304,12 @@ cdef class _MemPool(IndexedResource):
 
     def _hold_pool(self):
         """Return the pool's address, and what keeps the pool while the caller uses it."""
-        self.ensure_open()
+        cdef cydriver.CUmemoryPool pool
+        cdef PoolReference reference = self.held_pool(&pool)
+        if pool == NULL:
+            self.ensure_open()
         ensure_driver()  # which refuses in a forked child
-        return <size_t>self._pool, self._reference
+        return <size_t>pool, reference
 
     # -- allocating ------------------------------------------------------------------------------------------------
 
@@ -337,6 +351,7 @@ cdef class _MemPool(IndexedResource):
         """
         cdef StreamHandle* order
         cdef Buffer buffer
+        cdef PoolReference reference
         cdef uintptr_t address = 0
         cdef const char* function = NULL
         cdef cydriver.CUresult result
@@ -352,12 +367,12 @@ cdef class _MemPool(IndexedResource):
         else:
             order = bind_stream(Stream_accept(stream))
         buffer = new_buffer(0, wanted, self, self._ordinal, order)
-        pool = self._pool
+        reference = self.held_pool(&pool)
         if pool == NULL or self._mapped:
             self.ensure_open()
             raise TypeError(f"{type(self).__name__} is of another process: buffers are imported here, not allocated")
         if wanted:
-            buffer.owner = self._reference  # the pool stays while this call is under way
+            buffer.owner = reference  # the pool stays while this call is under way
             with nogil:
                 result = _allocate(pool, wanted, order, &address, &function)
             if result != cydriver.CUresult.CUDA_SUCCESS:
@@ -493,7 +508,8 @@ cdef class _MemPool(IndexedResource):
         return 0
 
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
-        return self._free(address, order, self._reference)
+        cdef cydriver.CUmemoryPool pool
+        return self._free(address, order, self.held_pool(&pool))
 
     # -- who owns an address ---------------------------------------------------------------------------------------
 
@@ -531,7 +547,8 @@ cdef class _MemPool(IndexedResource):
 
     cdef int own(self, Record buffer) except -1:
         cdef Holding before
-        cdef PoolReference keeper = self._reference
+        cdef cydriver.CUmemoryPool pool
+        cdef PoolReference keeper = self.held_pool(&pool)
         cdef bint nobodys
         self.ensure_index()
         before = self._holdings.get(<size_t>buffer.pointer)

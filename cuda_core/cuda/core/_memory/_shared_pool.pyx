@@ -242,8 +242,9 @@ cdef class _SharedPool(_MemPool):
         _MemPool.close(self)
         if uuid is not None:
             _pool_registry.forget(uuid, self)
-        self._handle = self._descriptor = None
-        self._home = None
+        with cython.critical_section(self):
+            self._handle = self._descriptor = None
+            self._home = None
 
     @property
     def is_mapped(self) -> bool:
@@ -263,20 +264,26 @@ cdef class _SharedPool(_MemPool):
         CUDAError
             If the driver refuses.
         """
-        cdef IPCAllocationHandle handle = self._handle
+        cdef IPCAllocationHandle handle, descriptor
+        cdef PoolReference reference
+        cdef cydriver.CUmemoryPool pool
         cdef int number
         self._ensure_shareable()
+        with cython.critical_section(self):
+            handle, descriptor = self._handle, self._descriptor
+        reference = self.held_pool(&pool)  # it stays while it is exported
+        if pool == NULL or self._mapped and descriptor is None:
+            self.ensure_open()  # another thread has closed the resource
         if handle is not None and not handle.is_closed:
             return handle
         if self._mapped:
-            number = self._descriptor.hold()
+            number = descriptor.hold()
             try:
                 handle = duplicate_descriptor(number, self._uuid)
             finally:
-                self._descriptor.let_go()
+                descriptor.let_go()
         else:
-            reference = self._reference  # the pool stays while it is exported
-            handle = own_descriptor(export_pool((<PoolReference>reference).handle.pool), self._uuid)
+            handle = own_descriptor(export_pool(reference.handle.pool), self._uuid)
         with cython.critical_section(self):
             # Another thread may have come first: both handles would be good, and one is enough.
             if self._handle is None or self._handle._is_closed():
@@ -387,7 +394,8 @@ cdef class _SharedPool(_MemPool):
         cdef Buffer buffer = None
         cdef ImportReference share
         cdef Keeper nothing
-        cdef PoolReference reference = self._reference
+        cdef PoolReference reference
+        cdef cydriver.CUmemoryPool pool
         try:
             if not isinstance(descriptor, IPCBufferDescriptor):
                 raise TypeError(
@@ -396,6 +404,9 @@ cdef class _SharedPool(_MemPool):
                 )
             name = descriptor
             self._ensure_shareable()
+            reference = self.held_pool(&pool)
+            if pool == NULL:
+                self.ensure_open()  # another thread has closed the resource
             if not self._mapped:
                 return (<_SharedPool>self._opened_here()).import_buffer(descriptor, _take(&order))
             if order == NULL:
@@ -440,11 +451,15 @@ cdef class _SharedPool(_MemPool):
 
     def _opened_here(self):
         """Return this process's own pool as one that was imported: what comes home is an import like any other."""
-        home = None if self._home is None else self._home()
+        with cython.critical_section(self):
+            known = self._home
+        home = None if known is None else known()
         if home is None or home.is_closed:
             home = open_pool(type(self), int(self.allocation_handle), self._ordinal)
             (<_SharedPool>home)._uuid = self._uuid
-            self._home = weakref.ref(home)
+            known = weakref.ref(home)
+            with cython.critical_section(self):
+                self._home = known
         return home
 
     # -- addresses that come from outside --------------------------------------------------------------------------
