@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices by number, and their contexts: the current one, the primary one, and the object that names one."""
 
+cimport cython
 from cuda.bindings cimport cydriver
 
 from cuda.core._driver cimport check, driver_is_the_parents, ensure_driver
@@ -13,6 +14,8 @@ __all__ = ["Context"]
 # The primary context of each device that was asked for. It stays retained until the process ends: a release would
 # destroy memory that other libraries in the process may still own.
 cdef dict _primary = {}
+cdef int _ordinals = 0  # the highest that was asked for, and one
+cdef object _turn = object()
 
 
 cdef int device_count() except -1:
@@ -57,6 +60,8 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
     cdef unsigned int flags = 0
     cdef int active = 0
     cdef object mine
+    cdef bint first
+    global _ordinals
     ensure_driver()
     known = _primary.get(ordinal)
     if known is not None:
@@ -65,13 +70,17 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
         check(result, b"cuDevicePrimaryCtxGetState")
         if active:
             return <cydriver.CUcontext><size_t>known
-        if _primary.get(ordinal) is known:
-            _primary.pop(ordinal, None)
+        with cython.critical_section(_turn):
+            if _primary.get(ordinal) is known:
+                del _primary[ordinal]
     with nogil:
         result = cydriver.cuDevicePrimaryCtxRetain(&context, ordinal)
     check(result, b"cuDevicePrimaryCtxRetain")
     mine = <size_t>context
-    if _primary.setdefault(ordinal, mine) is not mine:  # another thread came first: give the second reference back
+    with cython.critical_section(_turn):
+        first = _primary.setdefault(ordinal, mine) is mine
+        _ordinals = max(_ordinals, ordinal + 1)
+    if not first:  # another thread came first: give the second reference back
         with nogil:
             cydriver.cuDevicePrimaryCtxRelease(ordinal)
     return context
@@ -79,8 +88,10 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
 
 cdef int device_of_primary_context(cydriver.CUcontext context) noexcept:
     """Return the device whose primary context this is, -1 if it is none that was asked for. Makes no driver call."""
-    for ordinal, known in _primary.items():  # no list of them: a release must not need memory
-        if <size_t>known == <size_t>context:
+    cdef int ordinal
+    for ordinal in range(_ordinals):  # no list of them: a release must not need memory
+        known = _primary.get(ordinal)  # nor an iteration: another thread may change what is there
+        if known is not None and <size_t>known == <size_t>context:
             return ordinal
     return -1
 

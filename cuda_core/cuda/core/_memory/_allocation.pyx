@@ -90,8 +90,9 @@ cdef void observe(Observer observer, Witness witness) noexcept nogil:
 # Where something is left that nobody can return any more; nearly always empty. A release looks here and must need no
 # memory, so that it is not the dictionary of the entries.
 cdef unordered_set[uintptr_t] _left_addresses
+cdef atomic[size_t] _left_count  # of them, for a look without the lock
 cdef dict _entries = _left_behind.entries
-cdef object _left_lock = _entries
+cdef object _left_lock = object()
 cdef tuple _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -141,6 +142,7 @@ cdef void _leave_behind(Record record) noexcept:
             others = _entries.get(<size_t>record.pointer, ()) if _left_addresses.count(record.pointer) else ()
             _entries[<size_t>record.pointer] = (*others, facts)
             _left_addresses.insert(record.pointer)
+            _left_count.store(_left_addresses.size())
             if <size_t>len(_entries) > 2 * _left_addresses.size() + 64:
                 for address in tuple(_entries):  # those that have ended
                     if not _left_addresses.count(<uintptr_t><size_t>address):
@@ -152,9 +154,10 @@ cdef void _leave_behind(Record record) noexcept:
 cdef bint end_left_behind(uintptr_t pointer) noexcept:
     """Forget what was left at an address, which was freed or has an owner again. Needs no memory. True if anything."""
     cdef bint was_there = False
-    if not _left_addresses.empty():
+    if _left_count.load():
         with cython.critical_section(_left_lock):
             was_there = _left_addresses.erase(pointer) != 0
+            _left_count.store(_left_addresses.size())
     return was_there
 
 
@@ -163,6 +166,7 @@ cdef void put_back_left(uintptr_t pointer) noexcept:
     with cython.critical_section(_left_lock):
         if <size_t>pointer in _entries:
             _left_addresses.insert(pointer)
+            _left_count.store(_left_addresses.size())
 
 
 def is_left(size_t address) -> bool:

@@ -9,9 +9,11 @@ that is half full is read.
 
 import sys
 
+cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libcpp.atomic cimport atomic
 
 from cuda.core._memory._allocation cimport (
     CHANGE_ALLOCATED,
@@ -102,7 +104,9 @@ cdef uint32_t _count = 0
 cdef uint64_t _lost_loans = 0
 cdef uint64_t _lost_others = 0
 cdef bint _on = False
-cdef bint _draining = False
+cdef atomic[int] _draining
+cdef object _turn = object()    # of who reads and who replaces the next three
+cdef object _learning = object()
 cdef object _stacks = None
 cdef object _when_half_full = None
 cdef object _name_thread = None
@@ -217,12 +221,14 @@ cdef void _made(uint64_t serial) noexcept:
     cdef uint64_t stack = 0
     cdef int is_new = 0
     try:
-        if _name_thread is not None:  # it may have ended when the table is read
-            _name_thread(_thread_number(&is_new), PyThread_get_thread_ident())
-        if _stacks is not None:
-            stack = (<Stacks>_stacks).number_here()
-        if _count > <uint32_t>_CAPACITY // 2 and not _draining and _when_half_full is not None:
-            _when_half_full()
+        with cython.critical_section(_turn):  # another thread may end the recording
+            name_thread, stacks, when_half_full = _name_thread, _stacks, _when_half_full
+        if name_thread is not None:  # it may have ended when the table is read
+            name_thread(_thread_number(&is_new), PyThread_get_thread_ident())
+        if stacks is not None:
+            stack = (<Stacks>stacks).number_here()
+        if _count > <uint32_t>_CAPACITY // 2 and not _draining.load() and when_half_full is not None:
+            when_half_full()
     except BaseException as error:  # short of memory, or interrupted: the record is made all the same
         pass_on(error)
     pthread_mutex_lock(&_mutex)
@@ -270,7 +276,8 @@ def install(
             free(_spare)
             _table = _spare = NULL
             raise MemoryError("no memory for the audit's tables")
-    _stacks, _when_half_full, _name_thread = stacks, when_half_full, name_thread
+    with cython.critical_section(_turn):
+        _stacks, _when_half_full, _name_thread = stacks, when_half_full, name_thread
     pthread_mutex_lock(&_mutex)
     _count = 0
     _lost_loans = _lost_others = 0
@@ -289,7 +296,8 @@ def uninstall() -> None:
     pthread_mutex_lock(&_mutex)
     _on = False
     pthread_mutex_unlock(&_mutex)
-    _stacks = _when_half_full = _name_thread = None
+    with cython.critical_section(_turn):
+        _stacks = _when_half_full = _name_thread = None
 
 
 def drain() -> tuple[list[tuple[Any, ...]], int, int]:
@@ -303,14 +311,13 @@ def drain() -> tuple[list[tuple[Any, ...]], int, int]:
     lost_loans, lost_others : int
         How many events there was no room for since the last call.
     """
-    global _table, _spare, _count, _draining, _lost_loans, _lost_others
+    global _table, _spare, _count, _lost_loans, _lost_others
     cdef uint32_t count, index
     cdef Event* event
     cdef list events = []
     cdef uint64_t loans, others
-    if _draining:  # Python code that runs within
+    if _draining.exchange(1):  # another thread does, or this is Python code that runs within
         return events, 0, 0
-    _draining = True
     try:
         pthread_mutex_lock(&_mutex)
         _table, _spare = _spare, _table
@@ -338,7 +345,7 @@ def drain() -> tuple[list[tuple[Any, ...]], int, int]:
             if event.kind != NULL:
                 _Py_DECREF(event.kind)
     finally:
-        _draining = False
+        _draining.store(0)
     return events, loans, others
 
 
@@ -392,14 +399,16 @@ cdef class Stacks:
     cdef object _learn(self, tuple known):
         cdef list frames = []
         cdef object frame
-        if len(self.frames) >= self.limit:
-            return 0
         frame = sys._getframe(0)
         while frame is not None and len(frames) < self.depth:
             code = frame.f_code
             self._codes[id(code)] = code
             frames.append((code.co_filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name)))
             frame = frame.f_back
-        self._numbers[known] = number = len(self.frames)
-        self.frames.append(tuple(frames))
-        return number
+        with cython.critical_section(_learning):  # another thread may learn the same, or something else
+            number = self._numbers.get(known)
+            if number is None and len(self.frames) < self.limit:
+                number = len(self.frames)
+                self.frames.append(tuple(frames))
+                self._numbers[known] = number
+        return 0 if number is None else number
