@@ -59,7 +59,56 @@ class ByFunction(Adapted):
         )
 
 
-WAYS = [Adapted, TwiceAdapted, Subclassed, ByFunction]
+class Detaching(MemoryResource):
+    """Keeps no inner buffers, and frees by the ``deallocate`` of the resource inside, by address."""
+
+    is_device_accessible, is_host_accessible, device_id = True, False, 0
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def allocate(self, size, *, stream=None):
+        allocation = self.inner.allocate(size, stream=stream).detach()
+        address, size = allocation.handle, allocation.size
+        allocation.handed_over()
+        return Buffer.from_handle(address, size, self, stream=stream)
+
+    def deallocate(self, ptr, size, *, stream=None):
+        self.inner.deallocate(ptr, size, stream=stream)
+
+
+class ByAddress(Adapted):
+    def wrap(self, inner):
+        return Detaching(inner)
+
+
+class KeepingAllocations(Detaching):
+    """The same, of memory that an ``Allocation`` has."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.allocations = {}
+
+    def allocate(self, size, *, stream=None):
+        allocation = self.inner.allocate(size, stream=stream).detach()
+        self.allocations[allocation.handle] = allocation
+        return Buffer.from_handle(allocation.handle, allocation.size, self, stream=stream)
+
+    def deallocate(self, ptr, size, *, stream=None):
+        allocation = self.allocations.pop(ptr)
+        try:
+            self.inner.deallocate(ptr, size, stream=stream)
+        except BaseException:
+            self.allocations[ptr] = allocation
+            raise
+
+
+class ByAllocation(Adapted):
+    def wrap(self, inner):
+        return KeepingAllocations(inner)
+
+
+WAYS = [Adapted, TwiceAdapted, Subclassed, ByFunction, ByAddress, ByAllocation]
 
 
 @pytest.fixture(params=WAYS, ids=lambda way: way.__name__)

@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free
 
 from cuda.core._context cimport device_of_context
 from cuda.core._driver cimport check, ensure_driver, error_for
-from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, WAIT, Record
+from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, Record
 from cuda.core._memory._arguments cimport device_argument, size_argument
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._graph_memory cimport Where, allocate_in_capture, free_inside, free_outside, where_is
@@ -225,12 +225,11 @@ cdef class _GraphMemory(IndexedResource):
     cdef int free_record(self, Record record, StreamHandle* order, int waiting) except -1:
         return return_to_graph(record, order, waiting)
 
-    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
+    cdef int free_holding(self, Holding holding, StreamHandle* order, int waiting) except -1:
         cdef Record record = holding.record()
         if record is not None:
-            self.free_known(record, order, WAIT)
-            return 0
-        return self.free_unknown(address, holding.size, order)
+            return self.free_known(record, order, waiting)
+        return self.free_unknown(<uintptr_t><size_t>holding.key, holding.size, order)
 
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
         cdef const char* function = NULL

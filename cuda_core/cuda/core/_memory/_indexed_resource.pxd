@@ -42,6 +42,7 @@ cdef class IndexedResource(MemoryResource):
     cdef int _free_detached(self, uintptr_t address, size_t size, Holding holding, StreamHandle* order) except -1
     cdef int _lose_if_gone(self, Holding holding) except -1
     cdef int ensure_not_lost(self, Holding holding) except -1
+    cdef Record part(self, Holding holding)
     cdef int free_record(self, Record record, StreamHandle* order, int waiting) except -1
-    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1
+    cdef int free_holding(self, Holding holding, StreamHandle* order, int waiting) except -1
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1

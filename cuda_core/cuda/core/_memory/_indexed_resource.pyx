@@ -10,7 +10,7 @@ from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._driver cimport ensure_driver
-from cuda.core._memory._allocation cimport WAIT, Record, end_left_behind, put_back_left, record_ended
+from cuda.core._memory._allocation cimport NEVER_WAIT, WAIT, Record, end_left_behind, put_back_left, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._asking cimport note_outcome, record_being_asked, waiting_of_asked
 from cuda.core._memory._memory_resource cimport MemoryResource
@@ -297,7 +297,7 @@ cdef class IndexedResource(MemoryResource):
             holding.being_freed = True
         was_left = end_left_behind(address)
         try:
-            self.free_holding(address, holding, order)
+            note_outcome(self.free_holding(holding, order, waiting_of_asked(WAIT)))
         except BaseException:  # it can be tried again, or adopted
             if was_left:
                 put_back_left(address)
@@ -322,6 +322,8 @@ cdef class IndexedResource(MemoryResource):
                 if record is not None and record.apply(EVENT_LOSE) == VERDICT_GO:
                     record_ended(record)
                 self.end_free(holding, True)
+            elif waiting_of_asked(WAIT) >= NEVER_WAIT:
+                return 0  # it could not be asked for, and nobody is left who could ask once more; the queue does
             raise
         return 0
 
@@ -329,11 +331,21 @@ cdef class IndexedResource(MemoryResource):
         """Raise what tells that memory went with its context."""
         return 0
 
+    cdef Record part(self, Holding holding):
+        """Make a record for what is freed by its address, as a part of a release. The queue takes the facts from it."""
+        cdef Record record = Record.__new__(Record)
+        record.pointer = <uintptr_t><size_t>holding.key
+        record.size, record.serial = holding.size, holding.serial
+        record.resource, record.owner = self, holding.keeper
+        record.range, record.entry = holding.range, holding
+        return record
+
     cdef int free_record(self, Record record, StreamHandle* order, int waiting) except -1:
         """Free what a release asks for that is in progress; like a deleter, and quiet where it was freed before."""
         raise NotImplementedError
 
-    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
+    cdef int free_holding(self, Holding holding, StreamHandle* order, int waiting) except -1:
+        """Free what was detached, or hand it to the queue where the release may not wait that this is a part of."""
         raise NotImplementedError
 
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:

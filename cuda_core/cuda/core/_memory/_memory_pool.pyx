@@ -10,7 +10,7 @@ from libc.string cimport strcmp
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, direct, ensure_driver, error_for
-from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, Keeper, Record, open_records_of
+from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, WAIT, Keeper, Record, open_records_of
 from cuda.core._memory._arguments cimport size_argument, small_integer
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._indexed_resource cimport HELD_BY_NOBODY, Holding, IndexedResource
@@ -500,12 +500,16 @@ cdef class _MemPool(IndexedResource):
         self.note_free(record, holding)
         return outcome
 
-    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
+    cdef int free_holding(self, Holding holding, StreamHandle* order, int waiting) except -1:
         cdef bint nobodys = holding.holder() == HELD_BY_NOBODY
-        self._free(address, order, holding.keeper)
+        cdef int outcome = CLOSE_DONE
+        if waiting == WAIT:
+            self._free(<uintptr_t><size_t>holding.key, order, holding.keeper)
+        else:
+            outcome = self._free_behind(self.part(holding), order, waiting)
         if nobodys and type(holding.keeper) is PoolReference:
             (<PoolReference>holding.keeper).come_back()
-        return 0
+        return outcome
 
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
         cdef cydriver.CUmemoryPool pool

@@ -318,9 +318,10 @@ cdef class PlainResource(IndexedResource):
         check(result, b"cuCtxGetId")
         return 0
 
-    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
-        wait_for_order(order)
-        return self._free(address)
+    cdef int free_holding(self, Holding holding, StreamHandle* order, int waiting) except -1:
+        if waiting >= NEVER_WAIT or must_queue(order, waiting):
+            return self._queue_free(self.part(holding), order, waiting)
+        return self.free_unknown(<uintptr_t><size_t>holding.key, holding.size, order)
 
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
         wait_for_order(order)

@@ -316,7 +316,11 @@ cdef class VirtualMemoryBase(IndexedResource):
             return CLOSE_DONE
         return return_range(record, order, waiting)
 
-    cdef int free_holding(self, uintptr_t address, Holding holding, StreamHandle* order) except -1:
+    cdef int free_holding(self, Holding holding, StreamHandle* order, int waiting) except -1:
+        if waiting >= NEVER_WAIT:
+            return return_range(self.part(holding), order, waiting)
+        if must_queue(order, waiting):
+            return self._queue_parts(self.part(holding), order, waiting, False)
         return self._return_parts(holding.range, None, order)
 
     cdef int free_unknown(self, uintptr_t address, size_t size, StreamHandle* order) except -1:
