@@ -96,7 +96,7 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
     Notes
     -----
     Counted are the sizes of the buffers, which a resource may round up. A buffer counts until its free has succeeded,
-    so a peak is never too low. Empty buffers count as allocations of 0 bytes.
+    or was queued: what waits in the queue is in no peak. Empty buffers count as allocations of 0 bytes.
 
     Safe from any thread. Regions belong to the adaptor: what any thread allocates counts for the innermost one.
 
