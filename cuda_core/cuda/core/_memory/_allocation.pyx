@@ -25,6 +25,7 @@ from cuda.core._memory._chains cimport keep, let_go
 from cuda.core._memory._live_list cimport Link, enter_live, is_live, leave_live, live_count, visit_live
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
+    CLAIMED_TO_RELEASE,
     EPOCH_MASK,
     EVENT_COMMIT_TRANSFER,
     EVENT_USE,
@@ -421,7 +422,7 @@ cdef class Record:
         if verdict == VERDICT_HAS_LOANS:
             return BufferError(f"the buffer cannot be {what} while loans on it are open ({self.describe()})")
         if verdict == VERDICT_CLAIMED:
-            doing = "released" if (self.word.load() & CLAIM_MASK) == 4 else "moved"
+            doing = "released" if (self.word.load() & CLAIM_MASK) == CLAIMED_TO_RELEASE else "moved"
             return OwnershipError(
                 f"the buffer cannot be {what} while another call is having it {doing} ({self.describe()})"
             )
@@ -483,7 +484,7 @@ cdef class Record:
         """
         cdef StreamHandle* old = order
         with cython.critical_section(self):
-            if (self.word.load() & CLAIM_MASK) != 4:
+            if (self.word.load() & CLAIM_MASK) != CLAIMED_TO_RELEASE:
                 old, self.stream = self.stream, order
         return old
 

@@ -13,7 +13,7 @@ from cuda.core._context cimport current_context, device_of_context, primary_cont
 from cuda.core._driver cimport check, ensure_driver, error_for
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._loans cimport Loan
-from cuda.core._memory._ownership cimport CLAIM_MASK
+from cuda.core._memory._ownership cimport CLAIM_MASK, CLAIMED_TO_RELEASE
 from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
     STREAM_LEGACY,
@@ -127,7 +127,7 @@ cdef int join_order(Record record, StreamHandle* consumer, StreamHandle* lasting
     cdef StreamHandle* one
     cdef int member
     with cython.critical_section(record):
-        if (record.word.load() & CLAIM_MASK) == 4:
+        if (record.word.load() & CLAIM_MASK) == CLAIMED_TO_RELEASE:
             return 0  # its release is under way, by somebody who does not know of the consumer
         known = record.stream
         for member in range(known.member_count if known != NULL and known.kind == STREAM_SET else 1):

@@ -47,6 +47,7 @@ cdef extern from *:
     """
     #define CUDA_CORE_STATE_MASK 0x3ull
     #define CUDA_CORE_CLAIM_MASK 0xcull
+    #define CUDA_CORE_CLAIMED_TO_RELEASE 0x4ull
     #define CUDA_CORE_FAILED_BIT 0x10ull
     #define CUDA_CORE_LOST_BIT 0x20ull
     #define CUDA_CORE_TAKER_MASK 0x1c0ull
@@ -56,6 +57,7 @@ cdef extern from *:
     """
     const uint64_t STATE_MASK "CUDA_CORE_STATE_MASK"
     const uint64_t CLAIM_MASK "CUDA_CORE_CLAIM_MASK"
+    const uint64_t CLAIMED_TO_RELEASE "CUDA_CORE_CLAIMED_TO_RELEASE"  # of the mask, for a release and no transfer
     const uint64_t FAILED_BIT "CUDA_CORE_FAILED_BIT"
     const uint64_t LOST_BIT "CUDA_CORE_LOST_BIT"
     const uint64_t TAKER_MASK "CUDA_CORE_TAKER_MASK"
