@@ -18,6 +18,8 @@ cdef class Event:
     cdef bint _opened                 # it is another process's
     cdef object _descriptor           # for other processes, once it was asked for
     cdef int _ensure_open(self) except -1
+    cdef int _ensure_usable(self) except -1
+    cdef size_t _address(self) noexcept
     cdef int ensure_recordable(self) except -1
     # The driver's event, which stays until let_go() even if another thread closes the object.
     cdef cydriver.CUevent hold(self) except NULL

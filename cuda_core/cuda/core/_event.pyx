@@ -161,6 +161,11 @@ cdef class Event:
         raise RuntimeError("Event objects cannot be made directly; use Device.create_event or Stream.record")
 
     cdef int _ensure_open(self) except -1:
+        with cython.critical_section(self):
+            return self._ensure_usable()
+
+    cdef int _ensure_usable(self) except -1:
+        """The same, in a critical section of the event. One inside another would let go of the outer one."""
         if self._event == NULL:
             raise RuntimeError("Event has been closed")
         if self._generation != fork_generation():
@@ -177,7 +182,7 @@ cdef class Event:
     cdef cydriver.CUevent hold(self) except NULL:
         cdef cydriver.CUevent event
         with cython.critical_section(self):
-            self._ensure_open()
+            self._ensure_usable()
             self._users += 1
             event = self._event
         return event
@@ -220,7 +225,8 @@ cdef class Event:
             return
         result = _destroy(self, event)
         if result != cydriver.CUresult.CUDA_SUCCESS and not is_hopeless(result):
-            self._event = event
+            with cython.critical_section(self):
+                self._event = event
         check(result, b"cuEventDestroy")
 
     def __dealloc__(self):
@@ -230,7 +236,11 @@ cdef class Event:
     @property
     def is_closed(self) -> bool:
         """bool: whether the event has been closed, or is that of the process which forked this one."""
-        return self._event == NULL or self._generation != fork_generation()
+        return self._address() == 0 or self._generation != fork_generation()
+
+    cdef size_t _address(self) noexcept:
+        with cython.critical_section(self):
+            return <size_t>self._event
 
     @property
     def is_timing_enabled(self) -> bool:
@@ -376,7 +386,7 @@ cdef class Event:
     @property
     def handle(self) -> driver.CUevent:
         """CUevent: the event as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
-        return driver.CUevent(0 if self.is_closed else <size_t>self._event)
+        return driver.CUevent(0 if self._generation != fork_generation() else self._address())
 
     @property
     def context(self) -> Context | None:
@@ -420,13 +430,14 @@ cdef class Event:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):
             return NotImplemented
-        return self is other or (self._event != NULL and self._event == (<Event>other)._event)
+        cdef size_t mine = self._address()
+        return self is other or (mine != 0 and mine == (<Event>other)._address())
 
     def __hash__(self) -> int:
         return hash((type(self), self._key))
 
     def __repr__(self) -> str:
-        state = " closed" if self._event == NULL else " lost in a forked process" if self.is_closed else ""
+        state = " closed" if not self._address() else " lost in a forked process" if self.is_closed else ""
         return f"<Event handle={self._key:#x} device={self.device_id}{state}>"
 
 

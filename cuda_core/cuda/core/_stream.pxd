@@ -11,6 +11,7 @@ cdef class Stream:
     cdef object __weakref__
     cdef int _ensure_open(self) except -1
     cdef StreamHandle* _hold(self) except NULL
+    cdef bint _is_there(self) noexcept
     cdef cydriver.CUcontext _context_handle(self) except NULL
 
 # What stands for a stream that it carries, such as the graph builder of a module above.

@@ -99,17 +99,17 @@ cdef Stream stream_for_python(StreamHandle* handle):
 
 cdef StreamHandle* bind_stream(Stream stream) except NULL:
     """Return a counted handle that still means the same stream on another thread or in another context."""
-    cdef StreamHandle* handle
-    stream._ensure_open()
-    handle = stream._handle
+    cdef StreamHandle* handle = stream._hold()
+    cdef StreamHandle* bound
     if handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD) or handle.context != NULL:
-        return retain_stream(handle)
-    handle = bind_token(handle)
-    if handle == NULL:
+        return handle
+    bound = bind_token(handle)
+    release_stream(handle)
+    if bound == NULL:
         raise RuntimeError(
             "a default stream cannot be recorded while no CUDA context is current; call Device.set_current() first"
         )
-    return handle
+    return bound
 
 
 cdef StreamHandle* bind_default_stream() except? NULL:
@@ -151,6 +151,15 @@ cdef object _checked_options(object options):
             f"options must be StreamOptions, a dict or None, got {type(options).__name__}: {shown(options)}"
         )
     return options
+
+
+cdef int _ensure_usable(StreamHandle* handle) except -1:
+    """Raise unless a Stream has a handle that can be used. In a critical section of the Stream."""
+    if handle == NULL:
+        raise RuntimeError("Stream has been closed")
+    if is_inherited(handle):
+        raise RuntimeError("the Stream was made before this process was forked, and is lost in it")
+    return 0
 
 
 cdef Stream wrap_stream(StreamHandle* handle):
@@ -282,17 +291,14 @@ cdef class Stream:
         return _wrap_foreign(_address(handle), None)
 
     cdef int _ensure_open(self) except -1:
-        if self._handle == NULL:
-            raise RuntimeError("Stream has been closed")
-        if is_inherited(self._handle):
-            raise RuntimeError("the Stream was made before this process was forked, and is lost in it")
-        return 0
+        with cython.critical_section(self):  # a close lets go of the handle behind one
+            return _ensure_usable(self._handle)
 
     cdef StreamHandle* _hold(self) except NULL:
         """Return the handle, one reference of it the caller's: another thread may close the object meanwhile."""
         cdef StreamHandle* handle
         with cython.critical_section(self):
-            self._ensure_open()
+            _ensure_usable(self._handle)
             handle = retain_stream(self._handle)
         return handle
 
@@ -330,7 +336,8 @@ cdef class Stream:
         with nogil:
             result = close_stream(handle)
         if result != cydriver.CUresult.CUDA_SUCCESS and not is_hopeless(result):
-            self._handle = handle
+            with cython.critical_section(self):
+                self._handle = handle
         check(result, b"cuStreamDestroy")
 
     def __dealloc__(self):
@@ -343,17 +350,23 @@ cdef class Stream:
     @property
     def is_closed(self) -> bool:
         """bool: whether the object has let go of its stream, or that is one of the process which forked this one."""
-        return self._handle == NULL or is_inherited(self._handle)
+        with cython.critical_section(self):
+            return self._handle == NULL or is_inherited(self._handle)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return ``(0, address)``, the protocol by which other libraries accept this stream."""
-        self._ensure_open()
-        return (0, <size_t>self._handle.stream)
+        with cython.critical_section(self):
+            _ensure_usable(self._handle)
+            return (0, <size_t>self._handle.stream)
 
     @property
     def handle(self) -> driver.CUstream:
         """CUstream: the stream as a ``cuda.bindings.driver`` object; ``int()`` gives its address."""
-        return driver.CUstream(0 if self.is_closed else <size_t>self._handle.stream)
+        cdef size_t address = 0
+        with cython.critical_section(self):
+            if self._handle != NULL and not is_inherited(self._handle):
+                address = <size_t>self._handle.stream
+        return driver.CUstream(address)
 
     @property
     def is_nonblocking(self) -> bool:
@@ -622,18 +635,27 @@ cdef class Stream:
             return NotImplemented
         if self is other:
             return True
-        return self._handle != NULL and (<Stream>other)._handle != NULL and self._key == (<Stream>other)._key
+        return self._key == (<Stream>other)._key and self._is_there() and (<Stream>other)._is_there()
+
+    cdef bint _is_there(self) noexcept:
+        with cython.critical_section(self):
+            return self._handle != NULL
 
     def __hash__(self) -> int:
         return hash((type(self), self._key))
 
     def __repr__(self) -> str:
-        if self._handle == NULL:
+        cdef bint closed, lost
+        cdef size_t context
+        with cython.critical_section(self):
+            closed = self._handle == NULL
+            lost = not closed and is_inherited(self._handle)
+            context = 0 if closed else <size_t>self._handle.context
+        if closed:
             return f"<Stream handle={self._key:#x} closed>"
-        if is_inherited(self._handle):
+        if lost:
             return f"<Stream handle={self._key:#x} lost in a forked process>"
-        context = f" context={<size_t>self._handle.context:#x}" if self._handle.context != NULL else ""
-        return f"<Stream handle={self._key:#x}{context}>"
+        return f"<Stream handle={self._key:#x}{f' context={context:#x}' if context else ''}>"
 
     def __getattr__(self, name):
         if name == "resources":

@@ -89,10 +89,16 @@ cdef StreamHandle* _order_of_close(Buffer self, Stream stream) except? NULL:
     Memory that no device can reach has no stream, and its ``deallocate`` is handed a default stream, on any thread. A
     resource around it closes its inner buffer with just that stream.
     """
-    cdef StreamHandle* handle = stream._handle
-    if self.stream == NULL and self.deleter == ask_python and handle != NULL:
-        if handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context == NULL:
-            return bind_token(handle)
+    cdef StreamHandle* handle
+    cdef bint of_nowhere
+    if self.stream == NULL and self.deleter == ask_python:
+        handle = stream._hold()
+        of_nowhere = handle.kind in (STREAM_LEGACY, STREAM_PER_THREAD) and handle.context == NULL
+        try:
+            if of_nowhere:
+                return bind_token(handle)
+        finally:
+            release_stream(handle)
     return bind_stream(stream)
 
 
@@ -1006,7 +1012,7 @@ cdef class Buffer(Record):
         self.ensure_usable()
         if self.range is None:
             return self.size
-        return 0 if self.range.paused.load() else self.range.mapped
+        return 0 if self.range.paused.load() else self.range.mapped.load()
 
     @property
     def is_paused(self) -> bool:
@@ -1024,7 +1030,7 @@ cdef class Buffer(Record):
     def capacity(self) -> int:
         """int: up to how many bytes the buffer can certainly grow without changing its address."""
         self.ensure_usable()
-        return self.size if self.range is None else self.range.capacity
+        return self.size if self.range is None else self.range.capacity.load()
 
     @property
     def device_id(self) -> int:

@@ -27,7 +27,7 @@ from cuda.core._memory._ownership cimport (
 )
 from cuda.core._memory._transfer cimport Allocation, Slot, abort_hand_over, begin_hand_over, commit_hand_over
 from cuda.core._stream cimport Stream_accept
-from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, release_stream
 
 from cuda.core._errors import CUDAError, OwnershipError
 
@@ -246,7 +246,7 @@ cdef class IndexedResource(MemoryResource):
         cdef Record record
         cdef Holding holding
         if stream is not None:
-            order = retain_stream(Stream_accept(stream)._handle)
+            order = Stream_accept(stream)._hold()
         try:
             record = record_being_asked(self, address)
             if record is not None:
