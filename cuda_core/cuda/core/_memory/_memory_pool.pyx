@@ -33,9 +33,7 @@ from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
     StreamHandle,
     enter_stream,
-    is_inherited,
     leave_stream,
-    retain_stream,
     stream_as_seen_here,
     stream_is_capturing,
 )
@@ -108,7 +106,7 @@ cdef int return_to_pool(Record record, StreamHandle* order, int waiting) except 
     cdef cydriver.CUresult result
     if not record.size:
         return CLOSE_DONE
-    if resource._holdings is not None:
+    if resource._index.load():
         return resource._return_indexed(record, order, waiting)
     cdef PendingFrees* frees = frees_of(record.owner)
     with nogil:
@@ -118,7 +116,7 @@ cdef int return_to_pool(Record record, StreamHandle* order, int waiting) except 
     try:
         return _settle(record, order, waiting, result, function)
     except BaseException:  # the record still owns it
-        if resource._holdings is not None:  # an index was built meanwhile, without what was being freed
+        if resource._index.load():  # an index was built meanwhile, without what was being freed
             resource.remember(record)
         raise
 
@@ -161,8 +159,6 @@ cdef class _MemPool(IndexedResource):
 
     def __cinit__(self):
         self._ordinal = -1
-        # The index of the base class is built when it is first needed.
-        self._holdings = None
 
     # -- the pool --------------------------------------------------------------------------------------------------
 
@@ -200,17 +196,20 @@ cdef class _MemPool(IndexedResource):
 
     cdef int _choose_deleter(self) except -1:
         # A subclass may have its own deallocate, and that is asked; it is found by the index.
-        if self.deleter == ask_python and self._holdings is None:
-            self._holdings, self._index_is_whole = {}, True
+        if self.deleter == ask_python and self._index.load() == INDEX_MISSING:
+            self._index.store(INDEX_WHOLE)
         return 0
 
     cdef int ensure_open(self) except -1:
         """Raise RuntimeError unless there is a pool to allocate from."""
-        if self._pool == NULL:
-            if self._closed:
-                raise RuntimeError(f"{type(self).__name__} has been closed")
-            raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
-        return 0
+        cdef bint closed
+        with cython.critical_section(self):
+            if self._pool != NULL:
+                return 0
+            closed = self._closed
+        if closed:
+            raise RuntimeError(f"{type(self).__name__} has been closed")
+        raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
 
     def close(self) -> None:
         """Give the pool up. Closing twice is harmless.
@@ -263,22 +262,29 @@ cdef class _MemPool(IndexedResource):
     @property
     def is_closed(self) -> bool:
         """bool: whether the resource has given its pool up."""
-        return self._pool == NULL
+        return not self._has_pool()
+
+    cdef bint _has_pool(self) noexcept:
+        with cython.critical_section(self):
+            return self._pool != NULL
 
     @property
     def handle(self) -> driver.CUmemoryPool:
         """CUmemoryPool: the pool as a ``cuda.bindings.driver`` object; a null one once the resource is closed."""
-        return driver.CUmemoryPool(<size_t>self._pool)
+        cdef cydriver.CUmemoryPool pool
+        self.held_pool(&pool)
+        return driver.CUmemoryPool(<size_t>pool)
 
     @property
     def is_handle_owned(self) -> bool:
         """bool: whether this resource made its pool. False once it is closed."""
-        return self._reference is not None
+        cdef cydriver.CUmemoryPool pool
+        return self.held_pool(&pool) is not None
 
     @property
     def is_ipc_enabled(self) -> bool:
         """bool: whether the pool was made to be shared with other processes. False once the resource is closed."""
-        return self._shareable and self._pool != NULL
+        return self._shareable and self._has_pool()
 
     @property
     def is_mapped(self) -> bool:
@@ -288,7 +294,7 @@ cdef class _MemPool(IndexedResource):
     @property
     def uuid(self) -> UUID | None:
         """uuid.UUID or None: what other processes know a shareable pool by; None for others, and once closed."""
-        return self._uuid if self._pool != NULL else None
+        return self._uuid if self._has_pool() else None
 
     @property
     def attributes(self) -> _MemPoolAttributes:
@@ -360,12 +366,7 @@ cdef class _MemPool(IndexedResource):
         cdef size_t wanted
         number = small_integer(size)
         wanted = <size_t>number if number >= 0 else size_argument(size, "size")
-        if type(stream) is Stream and (<Stream>stream)._handle != NULL and (
-            (<Stream>stream)._handle.kind <= STREAM_FOREIGN and not is_inherited((<Stream>stream)._handle)
-        ):
-            order = retain_stream((<Stream>stream)._handle)
-        else:
-            order = bind_stream(Stream_accept(stream))
+        order = bind_stream(<Stream>stream if type(stream) is Stream else Stream_accept(stream))
         buffer = new_buffer(0, wanted, self, self._ordinal, order)
         reference = self.held_pool(&pool)
         if pool == NULL or self._mapped:
@@ -379,7 +380,7 @@ cdef class _MemPool(IndexedResource):
                 self._settle_allocation(pool, wanted, order, &address, result, function)
             buffer.pointer = address
         buffer.begin(STATE_OWNED, None, 0)
-        if self._holdings is not None:
+        if self._index.load():
             self.note(buffer)
         return buffer
 
@@ -524,30 +525,28 @@ cdef class _MemPool(IndexedResource):
         entered already is entered again.
         """
         cdef list records
-        if self._index_is_whole:
+        cdef int missing = INDEX_MISSING
+        if self._index.load() == INDEX_WHOLE:
             return 0
-        with cython.critical_section(self):
-            if self._holdings is None:
-                # Before the list is looked at: what is allocated meanwhile is on it, or finds the index and enters
-                # itself.
-                self._holdings = {}
+        # Before the list is looked at: what is allocated meanwhile is on it, or finds the index and enters itself.
+        self._index.compare_exchange_strong(missing, INDEX_BEGUN)
         records = open_records_of(self)
         for record in records:
             # What is claimed is being freed at this moment. Making entries may run finalizers: by now it may be closed.
             # An import is known by the name that it came by.
             if (
-                (<Record>record).resource is self
+                (<Record>record).held_resource() is self
                 and (<Record>record).entry is None
                 and not (<Record>record).word.load() & CLAIM_MASK
                 and not _is_import(record)
             ):
                 self.remember(record)
-        self._index_is_whole = True
+        self._index.store(INDEX_WHOLE)
         return 0
 
     cdef int note(self, Record record) except -1:
         """Let a new owner be found: by the index where there is one, else it is on the list of what is live."""
-        return self.remember(record) if self._holdings is not None else 0
+        return self.remember(record) if self._index.load() else 0
 
     cdef int own(self, Record buffer) except -1:
         cdef Holding before
@@ -565,7 +564,7 @@ cdef class _MemPool(IndexedResource):
         return 0
 
     cdef int ensure_adoptable(self, Record source) except -1:
-        if not self._index_is_whole and source.resource is self:
+        if self._index.load() != INDEX_WHOLE and source.held_resource() is self:
             return 0  # it is the one that is known here
         self.ensure_index()
         return IndexedResource.ensure_adoptable(self, source)
@@ -575,7 +574,7 @@ cdef class _MemPool(IndexedResource):
         if isinstance(target, Allocation):
             # Its size is checked when it comes back, also after it was handed over and no record is left.
             self.ensure_index()
-        if self._holdings is None:
+        if not self._index.load():
             return None
         prepared = IndexedResource.prepare_entry(self, source, target)
         if isinstance(target, Allocation) and isinstance(prepared, Holding):
@@ -584,9 +583,9 @@ cdef class _MemPool(IndexedResource):
 
     cdef void enter_owner(self, Record source, Record target, MemoryResource before, object prepared) noexcept:
         cdef _MemPool other
-        if prepared is not None and self._holdings is not None:
+        if prepared is not None and self._index.load():
             other = before
-            IndexedResource.enter_owner(self, source, target, before if other._holdings is not None else self, prepared)
+            IndexedResource.enter_owner(self, source, target, before if other._index.load() else self, prepared)
             return
         try:
             self.note(target)

@@ -249,7 +249,7 @@ cdef class _SharedPool(_MemPool):
     @property
     def is_mapped(self) -> bool:
         """bool: whether the pool is of another process, opened here to import buffers. False once it is closed."""
-        return self._mapped and self._pool != NULL
+        return self._mapped and self._has_pool()
 
     @property
     def allocation_handle(self) -> IPCAllocationHandle:
@@ -438,7 +438,7 @@ cdef class _SharedPool(_MemPool):
     cdef int _ensure_as_described(self, ImportReference share, size_t size) except -1:
         """Raise ValueError unless what was imported is memory of this resource, and large enough."""
         cdef uintptr_t address = share.pointer.address
-        if self._holdings is not None and self.owned_holding(address) is not None:
+        if self._index.load() and self.owned_holding(address) is not None:
             abandon(share)  # else the owner would lose it
             raise OwnershipError(f"{<size_t>address:#x} has an owner already, which was not imported by its descriptor")
         at_host, ordinal, extent = imported_range(address)

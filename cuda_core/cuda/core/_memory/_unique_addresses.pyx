@@ -16,7 +16,7 @@ cdef Record unique_owner(object resource, Record record):
     """Return who owns the address of ``record`` in ``resource`` at this moment, or None."""
     cdef object known = _unique.get((id(resource), <size_t>record.pointer))
     cdef Record owner = known() if known is not None else None
-    if owner is None or owner.state() != STATE_OWNED or owner.resource is not resource:
+    if owner is None or owner.state() != STATE_OWNED or owner.held_resource() is not resource:
         return None
     if owner.word.load() & CLAIM_MASK:
         return None  # it is being freed: from inside the deallocate the address may be given out again

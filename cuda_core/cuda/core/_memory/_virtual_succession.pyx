@@ -45,7 +45,7 @@ cdef int ensure_owned_here(VirtualMemoryBase resource, Buffer buffer, str what) 
     buffer.ensure_usable()
     if buffer.state() == STATE_BORROWED:
         raise buffer.refusal(VERDICT_NOT_OWNER, what)
-    if buffer.resource is not resource:
+    if buffer.held_resource() is not resource:
         buffer.ensure_usable()  # since it was asked, another thread may have ended it, and emptied it
         raise ValueError(f"buf belongs to another resource: {buffer.describe()}")
     if buffer.range.partly_returned:
