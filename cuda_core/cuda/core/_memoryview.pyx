@@ -454,7 +454,8 @@ cdef class StridedMemoryView:
     @property
     def is_closed(self) -> bool:
         """bool: whether the view has let go of its memory."""
-        return self._place is None
+        with cython.critical_section(self):
+            return self._place is None
 
     def __enter__(self) -> StridedMemoryView:
         self._ensure_open()
@@ -469,7 +470,7 @@ cdef class StridedMemoryView:
         self.close()
 
     cdef int _ensure_open(self) except -1:
-        if self._place is None:
+        if self.is_closed:
             raise RuntimeError("StridedMemoryView has been closed" if self._known_layout is not None else
                                "Cannot infer layout from the exporting object")
         return 0

@@ -22,7 +22,16 @@ from posix.unistd cimport getpid
 from cuda.core._driver cimport is_finalizing
 from cuda.core._fork cimport fork_generation
 from cuda.core._memory._chains cimport keep, let_go
-from cuda.core._memory._live_list cimport Link, enter_live, is_live, leave_live, live_count, visit_live
+from cuda.core._memory._live_list cimport (
+    Link,
+    enter_live,
+    is_live,
+    leave_live,
+    live_count,
+    note_of,
+    put_note,
+    visit_live,
+)
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
     CLAIMED_TO_RELEASE,
@@ -113,7 +122,7 @@ cdef void _leave_behind(Record record) noexcept:
         return
     if record.range is not None and record.word != &record.own_word:
         paused = record.range.paused.load()
-        mapped = 0 if paused else record.range.mapped
+        mapped = 0 if paused else record.range.mapped.load()
     kept = record.collected and not bits & FAILED_BIT
     try:
         if isinstance(resource, FreeFunction):
@@ -379,12 +388,11 @@ cdef class Record:
 
     cdef uint64_t taker_serial(self) noexcept nogil:
         """Return the serial number of the record that took the allocation over; 0 where there is none."""
-        return <uint64_t>self.link.before if self.link.next == NULL else 0
+        return note_of(&self.link)
 
     cdef void set_taker_serial(self, uint64_t serial) noexcept nogil:
         """Write down who took it over. The record has left the list, and never comes back to it."""
-        if self.link.next == NULL:
-            self.link.before = <Link*>serial
+        put_note(&self.link, serial)
 
     cdef int ensure_usable(self) except -1:
         """Raise OwnershipError unless the buffer is open and nobody is releasing or moving it."""

@@ -70,7 +70,7 @@ cdef void _copy(Link* link, void* data) noexcept:
         facts.paused = 0
         if <void*>(<Record>record).range != NULL and (<Record>record).word != &(<Record>record).own_word:
             facts.paused = (<Record>record).range.paused.load()
-            facts.mapped = 0 if facts.paused else (<Record>record).range.mapped
+            facts.mapped = 0 if facts.paused else (<Record>record).range.mapped.load()
         facts.device_id = (<Record>record).device_id
         facts.resource = <PyObject*>(<Record>record).resource
         facts.kind = _type_of(record)

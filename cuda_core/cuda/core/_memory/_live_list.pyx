@@ -42,7 +42,7 @@ cdef extern from *:
     }
     #endif
 
-    #define cuda_core_put(place, value) __atomic_store_n((void**)(place), (void*)(value), __ATOMIC_RELAXED)
+    #define cuda_core_put(place, value) __atomic_store_n((void**)(place), (void*)(value), __ATOMIC_RELEASE)
     """
     cdef cppclass Stripe "CudaCoreStripe":
         long count
@@ -86,11 +86,22 @@ cdef bint leave_live(Link* link, uint64_t number) noexcept:
     if there:
         _put(&link.before.next, link.next)
         link.next.before = link.before
-        _put(&link.next, NULL)
-        link.before = NULL
+        _put(&link.before, NULL)
+        _put(&link.next, NULL)  # last: whoever sees this finds no way to another link, only a note
         stripe.count -= 1
     _unlock(stripe)
     return there
+
+
+cdef uint64_t note_of(Link* link) noexcept nogil:
+    """Return what was noted in a link that has left the list; 0 where nothing was, or it is there."""
+    return <uint64_t>_look(&link.before) if _look(&link.next) == NULL else 0
+
+
+cdef void put_note(Link* link, uint64_t note) noexcept nogil:
+    """Note a number in a link that has left the list, and never comes back to it."""
+    if _look(&link.next) == NULL:
+        _put(&link.before, <Link*>note)
 
 
 cdef void _lock_all() noexcept nogil:

@@ -127,7 +127,7 @@ cdef int set_access(VirtualMemoryBase resource, object buf, object device, objec
     claim(buffer, "given other access")
     range_ = buffer.range
     try:
-        if not range_.mapped:
+        if not range_.mapped.load():
             return 0
         _learn(resource, range_)
         if _withdraws(range_, wanted):
@@ -140,7 +140,7 @@ cdef int set_access(VirtualMemoryBase resource, object buf, object device, objec
         # One call for all chunks, so that it is done or refused as a whole.
         with nogil:
             done = succeeded(
-                cydriver.cuMemSetAccess(range_.base, range_.mapped, &wanted, 1), b"cuMemSetAccess", &failure
+                cydriver.cuMemSetAccess(range_.base, range_.mapped.load(), &wanted, 1), b"cuMemSetAccess", &failure
             )
             if done:
                 _write_down(range_, wanted)

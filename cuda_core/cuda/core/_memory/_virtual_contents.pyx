@@ -49,11 +49,11 @@ cdef int keep_contents(VirtualRange range_, int ordinal) except -1:
     cdef Buffer there
     cdef bint done
     failure.function = NULL
-    if not range_.mapped:
+    if not range_.mapped.load():
         return 0
     context = _enter(ordinal)
     try:
-        there = _at_host.allocate(range_.mapped)
+        there = _at_host.allocate(range_.mapped.load())
         # What is done with it is waited for here. Its release must wait for nobody else's work.
         release_stream(there.swap_stream(NULL))
         range_.contents = there
@@ -62,7 +62,7 @@ cdef int keep_contents(VirtualRange range_, int ordinal) except -1:
     with nogil:
         done = open_to_device(
             range_, ordinal, cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ, &failure
-        ) and copy_and_wait(there.pointer, range_.base, range_.mapped, context, &failure)
+        ) and copy_and_wait(there.pointer, range_.base, range_.mapped.load(), context, &failure)
     if not done:
         raise error_for(failure.result, failure.function)
     return 0
@@ -81,7 +81,7 @@ cdef int put_contents_back(VirtualRange range_, int ordinal) except -1:
     with nogil:
         done = open_to_device(
             range_, ordinal, cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, &failure
-        ) and copy_and_wait(range_.base, there.pointer, range_.mapped, context, &failure)
+        ) and copy_and_wait(range_.base, there.pointer, range_.mapped.load(), context, &failure)
     if not done:
         raise error_for(failure.result, failure.function)
     if range_.opened_to:

@@ -46,7 +46,7 @@ cdef class _Growth:
 
     cdef size_t worthwhile(self, size_t needed):
         """Return how much to map where ``needed`` more bytes are asked for."""
-        cdef size_t mapped = self.range_.mapped, room = self.range_.capacity - mapped
+        cdef size_t mapped = self.range_.mapped.load(), room = self.range_.capacity.load() - mapped
         cdef size_t more
         if self.options.growth != VirtualMemoryGrowthType.GEOMETRIC:
             return needed
@@ -57,15 +57,15 @@ cdef class _Growth:
     cdef int add(self, size_t size) except -1:
         """Map so many bytes more, in the same addresses if that can be, else in others. GROWN or GROW_FAILED."""
         cdef VirtualRange range_ = self.range_
-        cdef size_t end = range_.mapped + size
-        cdef size_t more = end - range_.capacity if end > range_.capacity else 0
+        cdef size_t end = range_.mapped.load() + size
+        cdef size_t more = end - range_.capacity.load() if end > range_.capacity.load() else 0
         cdef size_t reserved, alignment
         cdef StreamHandle* order
         cdef int outcome = GROW_ELSEWHERE
         self.failure.function = NULL
         self.request.size = size
         self.asked_for = more
-        if range_.capacity:
+        if range_.capacity.load():
             with nogil:
                 outcome = range_.grow_in_place(more, self.granularity, &self.request, &self.failure)
             if outcome != GROW_ELSEWHERE:
@@ -89,14 +89,14 @@ cdef class _Growth:
         """Let the range have ``size`` usable bytes. Raises with the range as it was."""
         cdef size_t needed, worthwhile
         cdef bint done, again
-        if size <= self.range_.mapped:
+        if size <= self.range_.mapped.load():
             return 0  # an earlier grow has mapped it ahead
         self.failure.function = NULL
         with nogil:
             done = self.range_.learn_rights(device_count, &self.failure)
         if not done:
             raise error_for(self.failure.result, self.failure.function)
-        needed = size - self.range_.mapped
+        needed = size - self.range_.mapped.load()
         worthwhile = self.worthwhile(needed)
         if worthwhile > needed:
             if self.add(worthwhile) == GROWN:

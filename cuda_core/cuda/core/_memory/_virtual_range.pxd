@@ -21,8 +21,8 @@ cdef class VirtualRange:
     cdef void _count(self) noexcept nogil
     cdef void _undo(self, Parts* scratch) noexcept nogil
     cdef CUdeviceptr base
-    cdef size_t mapped
-    cdef size_t capacity
+    cdef atomic[size_t] mapped      # changes under a claim; others may read it
+    cdef atomic[size_t] capacity
     cdef bint partly_returned
     cdef atomic[int] paused         # the memory is away, the addresses are here; changes under a claim only
     cdef vector[AbsentChunk] absent  # what belongs into the addresses while it is paused

@@ -35,7 +35,7 @@ from cuda.core._stream_handle cimport release_stream
 
 
 cdef bint _covers(VirtualRange range_, CUdeviceptr address) noexcept nogil:
-    return range_.base <= address < range_.base + range_.capacity
+    return range_.base <= address < range_.base + range_.capacity.load()
 
 
 cdef class VirtualRange:
@@ -78,7 +78,7 @@ cdef class VirtualRange:
         The commit point is the access call. The address of the range does not change and nothing has to wait.
         """
         cdef Parts scratch
-        cdef CUdeviceptr wanted = self.base + self.capacity
+        cdef CUdeviceptr wanted = self.base + self.capacity.load()
         if more_addresses:
             if not reserve(&scratch, more_addresses, granularity, wanted, failure):
                 return GROW_FAILED
@@ -86,14 +86,14 @@ cdef class VirtualRange:
                 self._undo(&scratch)
                 return GROW_ELSEWHERE
         if not (
-            map_new_chunk(&scratch, self.base + self.mapped, request, failure)
+            map_new_chunk(&scratch, self.base + self.mapped.load(), request, failure)
             and give_access(&scratch, failure)
         ):
             self._undo(&scratch)
             return GROW_FAILED
         move_parts(&scratch, &self.parts)
-        self.mapped += request.size
-        self.capacity += more_addresses
+        self.mapped.fetch_add(request.size)
+        self.capacity.fetch_add(more_addresses)
         return GROWN
 
     cdef bint move(self, size_t new_capacity, size_t alignment, CUdeviceptr hint, ChunkRequest* request,
@@ -113,7 +113,7 @@ cdef class VirtualRange:
         if not reserve(&scratch, new_capacity, alignment, hint, failure):
             return False
         new_base = scratch.reservations[0].base
-        if not map_new_chunk(&scratch, new_base + self.mapped, request, failure):
+        if not map_new_chunk(&scratch, new_base + self.mapped.load(), request, failure):
             self._undo(&scratch)
             return False
         for i in range(self.parts.mappings.size()):
@@ -139,8 +139,8 @@ cdef class VirtualRange:
         move_parts(&scratch, &self.parts)
         self._count()
         self.base = new_base
-        self.mapped += request.size
-        self.capacity = new_capacity
+        self.mapped.fetch_add(request.size)
+        self.capacity.store(new_capacity)
         return True
 
     cdef bint return_retired(self, Failure* failure) noexcept nogil:
@@ -162,8 +162,8 @@ cdef class VirtualRange:
         take_over(&self.parts, base, size)
         self._count()
         self.base = base
-        self.mapped = size
-        self.capacity = size
+        self.mapped.store(size)
+        self.capacity.store(size)
 
     cdef void give_parts_away(self, Parts* taker) noexcept nogil:
         """Move everything into ``taker``: the queue answers for it now."""

@@ -265,7 +265,7 @@ cdef int _map_all(
         done = reserve(&range_.parts, total, resource._granularity, 0, &failure)
         if done:
             range_.base = range_.parts.reservations[0].base
-            range_.capacity = total
+            range_.capacity.store(total)
             for i in range(chunks.size()):
                 chunks[0][i].address = range_.base + at
                 chunks[0][i].rights = rights
@@ -274,7 +274,7 @@ cdef int _map_all(
                 if not done:
                     break
             else:
-                range_.mapped = total
+                range_.mapped.store(total)
                 done = give_access(&range_.parts, &failure)
     if done:
         return 0

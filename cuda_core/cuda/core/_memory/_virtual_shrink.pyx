@@ -72,7 +72,7 @@ cdef size_t trim(VirtualMemoryBase resource, object buf, bint split) except? 0xF
     failure.function = NULL
     claim(buffer, "trimmed")
     range_ = buffer.range
-    before = range_.mapped
+    before = range_.mapped.load()
     try:
         if split and buffer.open_loans():
             raise buffer.refusal(VERDICT_HAS_LOANS, "trimmed")
@@ -84,7 +84,7 @@ cdef size_t trim(VirtualMemoryBase resource, object buf, bint split) except? 0xF
             f"not all of the memory behind {buffer.describe()} could be given back: "
             f"{error_for(failure.result, failure.function)}. It stays mapped; trim tries again, and so does the close."
         )
-    return before - range_.mapped
+    return before - range_.mapped.load()
 
 
 cdef int _give_back_behind(VirtualMemoryBase resource, Buffer buffer, size_t kept, bint split,

@@ -102,7 +102,7 @@ cdef int split_last_chunk(VirtualRange range_, size_t kept, int ordinal, void* c
         replaced.mappings.push_back(last)
         forget_parts(&replaced)
         if _put(&range_.parts, last.address, head, copy, last.rights, failure):
-            range_.mapped = kept
+            range_.mapped.store(kept)
             outcome = SPLIT_DONE
         elif not _put(&range_.parts, last.address, last.size, bytes_, last.rights, &ignored):
             outcome = SPLIT_BROKE

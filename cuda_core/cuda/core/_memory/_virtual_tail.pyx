@@ -43,7 +43,7 @@ cdef size_t unmap_behind(VirtualRange range_, size_t kept, Failure* failure) noe
             break
         gone.mappings.push_back(last)
         range_.parts.mappings.pop_back()
-        range_.mapped -= last.size
+        range_.mapped.fetch_sub(last.size)
         done += 1
     forget_parts(&gone)  # the driver has them back
     return done

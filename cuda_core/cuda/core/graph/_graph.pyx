@@ -385,7 +385,7 @@ cdef class Graph:
         if away != NULL:
             range_ = <VirtualRange>away
             raise OwnershipError(
-                f"the graph uses {range_.mapped} bytes at {<size_t>range_.base:#x}, of a buffer that is paused; "
+                f"the graph uses {range_.mapped.load()} bytes at {<size_t>range_.base:#x}, of a buffer that is paused; "
                 "resume it first"
             )
         return result

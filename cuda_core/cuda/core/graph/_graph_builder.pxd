@@ -10,10 +10,10 @@ cdef class GraphBuilder(GraphSource):
     cdef Stream _stream
     cdef StreamHandle* _order       # the same, from begin_building or split until the builder is closed
     cdef GraphBuilder _root         # of what split has made: the builder that began the capture
-    cdef int _stage
+    cdef atomic[int] _stage
     cdef uint16_t _generation       # of forks, when it was made
     cdef bint _owns_stream
-    cdef bint _closed
+    cdef atomic[int] _closed
     cdef atomic[int] _busy          # a call that changes the stage is in the driver
     cdef atomic[int] _open_forks    # of the root: builders that must be joined
     cdef list _fork_streams         # of the root: streams that must not go before the end of the capture

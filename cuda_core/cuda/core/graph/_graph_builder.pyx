@@ -77,7 +77,7 @@ cdef class GraphBuilder(GraphSource):
         raise TypeError("GraphBuilder objects cannot be copied or pickled: each stands for one capture")
 
     cdef int _ensure_open(self) except -1:
-        if self._closed:
+        if self._closed.load():
             raise RuntimeError("GraphBuilder has been closed")
         if self._generation != fork_generation():
             raise RuntimeError("the GraphBuilder was made before this process was forked, and is lost in it")
@@ -121,7 +121,7 @@ cdef class GraphBuilder(GraphSource):
     @property
     def is_closed(self) -> bool:
         """bool: whether the builder was closed, or joined into another one."""
-        return self._closed
+        return self._closed.load() != 0
 
     @property
     def is_join_required(self) -> bool:
@@ -141,7 +141,7 @@ cdef class GraphBuilder(GraphSource):
         cdef GraphBuilder root = self if self._root is None else self._root
         cdef StreamHandle* order
         self._ensure_open()
-        if root._stage != Stage.BUILDING:
+        if root._stage.load() != Stage.BUILDING:
             return False
         order = self._hold_order()
         try:
@@ -199,9 +199,9 @@ cdef class GraphBuilder(GraphSource):
 
     cdef int _ensure_new(self) except -1:
         self._ensure_open()
-        if self._root is not None or self._stage == Stage.BUILDING:
+        if self._root is not None or self._stage.load() == Stage.BUILDING:
             raise RuntimeError("Graph builder is already building.")
-        if self._stage != Stage.NEW:
+        if self._stage.load() != Stage.NEW:
             raise RuntimeError("Cannot resume building after building has ended.")
         return 0
 
@@ -214,7 +214,7 @@ cdef class GraphBuilder(GraphSource):
         finally:
             release_stream(order)
         self._fork_streams = []
-        self._stage = Stage.BUILDING
+        self._stage.store(Stage.BUILDING)
         return 0
 
     def end_building(self) -> GraphBuilder:
@@ -254,7 +254,7 @@ cdef class GraphBuilder(GraphSource):
                 "a GraphBuilder that came from split() cannot end building; join() it, and end with the builder that "
                 "began"
             )
-        if self._stage != Stage.BUILDING:
+        if self._stage.load() != Stage.BUILDING:
             raise RuntimeError("Graph builder is not building.")
         if forks:
             raise RuntimeError(f"{forks} GraphBuilder(s) that came from split() are not joined; join() them first")
@@ -267,7 +267,7 @@ cdef class GraphBuilder(GraphSource):
             end_capture(self._order, self._of.graph, &self._captured, &over)
         finally:
             if over:
-                self._stage = Stage.ENDED if self._captured != NULL else Stage.FAILED
+                self._stage.store(Stage.ENDED if self._captured != NULL else Stage.FAILED)
                 self._fork_streams = None
         return 0
 
@@ -451,9 +451,9 @@ cdef class GraphBuilder(GraphSource):
 
     cdef int ensure_captured(self) except -1:
         self._ensure_open()
-        if self._root is not None or self._stage in (Stage.NEW, Stage.BUILDING):
+        if self._root is not None or self._stage.load() in (Stage.NEW, Stage.BUILDING):
             raise RuntimeError("Graph has not finished building.")
-        if self._stage == Stage.FAILED:
+        if self._stage.load() == Stage.FAILED:
             raise RuntimeError("Graph has not finished building: the capture was broken and gave no graph.")
         return 0
 
@@ -582,22 +582,22 @@ cdef class GraphBuilder(GraphSource):
         >>> builder.is_closed
         True
         """
-        if self._closed:
+        if self._closed.load():
             return
         if driver_is_the_parents():  # a thread that was changing it at the fork will never end that
             self._give_up()
             return
         with _Alone(self):
-            if not self._closed:
+            if not self._closed.load():
                 self._give_up()
 
     cdef int _give_up(self) except -1:
         if self._root is None and self._of is not None and self._of.graph.generation == fork_generation():
-            if self._stage == Stage.BUILDING:
+            if self._stage.load() == Stage.BUILDING:
                 try:
                     self._end()
                 except Exception:
-                    if self._stage == Stage.BUILDING:
+                    if self._stage.load() == Stage.BUILDING:
                         raise
             self._destroy()
         self._drop_order()
@@ -605,7 +605,7 @@ cdef class GraphBuilder(GraphSource):
             self._stream.close()
         if self._root is not None:
             self._root._open_forks.fetch_sub(1)
-        self._closed = True
+        self._closed.store(1)
         return 0
 
     cdef int _destroy(self) except -1:
@@ -623,7 +623,7 @@ cdef class GraphBuilder(GraphSource):
         return 0
 
     def __del__(self):
-        if self._closed or self._stream is None or is_finalizing():
+        if self._closed.load() or self._stream is None or is_finalizing():
             return
         try:
             self._give_up()
@@ -648,9 +648,9 @@ cdef class GraphBuilder(GraphSource):
         raise AttributeError(f"'GraphBuilder' object has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        if self._closed:
+        if self._closed.load():
             return "<GraphBuilder closed>"
-        stage = "forked" if self._root is not None else ("new", "building", "ended", "failed")[self._stage]
+        stage = "forked" if self._root is not None else ("new", "building", "ended", "failed")[self._stage.load()]
         return f"<GraphBuilder {stage} {self._stream!r}>"
 
 
@@ -682,7 +682,7 @@ cdef int _joined(GraphBuilder fork) except -1:
     with nogil:
         stop_on(graph, stream)
     fork._root._open_forks.fetch_sub(1)
-    fork._closed = True
+    fork._closed.store(1)
     fork._drop_order()
     fork._stream.close()  # the root holds it until the capture ends
     return 0
