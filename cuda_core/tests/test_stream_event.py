@@ -395,6 +395,7 @@ def test_a_close_does_not_pull_away_what_another_thread_waits_for(device, driver
     assert begun.wait(60)
     time.sleep(0.05)  # into the driver's wait
     waited_for.close()
+    waited_for.close()  # which must not forget the one that is in use
     assert waited_for.is_closed
     assert driver_watch.live()[what] == live.get(what, 0) + 1
     go.set()

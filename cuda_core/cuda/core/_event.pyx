@@ -218,7 +218,7 @@ cdef class Event:
         with cython.critical_section(self):
             event = self._event
             self._event = NULL
-            if self._users:
+            if self._users and event != NULL:  # a second close finds none, and must leave the one that is in use
                 self._ending = event
                 event = NULL
         if event == NULL:
