@@ -7,11 +7,11 @@ from cuda.core._memory._dlpack_abi cimport DLDataType
 
 
 cdef class StridedMemoryView:
-    cdef readonly intptr_t ptr
     cdef readonly int device_id
     cdef readonly bint is_device_accessible
     cdef readonly bint readonly
     # These are emptied together, in a critical section of the view. Whoever does not make the view reads them in one.
+    cdef intptr_t _address
     cdef object _exporter
     cdef object _source             # what keeps the memory: an imported tensor, a loan, or the exporter itself
     cdef Record _record             # the buffer whose streams order the work, or None

@@ -30,8 +30,6 @@ class StridedMemoryView:
 
     Attributes
     ----------
-    ptr : int
-        Address of the element at offset 0 of the layout; 0 once closed.
     device_id : int
         Ordinal of the device; -1 for memory that only the host can use.
     is_device_accessible : bool
@@ -50,9 +48,6 @@ class StridedMemoryView:
     ...     view.shape
     (2, 3)
     """
-
-    @property
-    def ptr(self) -> int: ...
 
     @property
     def device_id(self) -> int: ...
@@ -273,6 +268,10 @@ class StridedMemoryView:
         >>> view.is_closed
         True
         """
+
+    @property
+    def ptr(self) -> int:
+        """int: address of the element at offset 0 of the layout; 0 once closed."""
 
     @property
     def exporting_obj(self) -> object:

@@ -72,8 +72,6 @@ cdef class StridedMemoryView:
 
     Attributes
     ----------
-    ptr : int
-        Address of the element at offset 0 of the layout; 0 once closed.
     device_id : int
         Ordinal of the device; -1 for memory that only the host can use.
     is_device_accessible : bool
@@ -334,7 +332,7 @@ cdef class StridedMemoryView:
         self._known_layout, self._known_dtype = layout, dtype
         self._low, self._high = 0, buffer.size
         self._source = new_loan(buffer, "viewed")
-        self.ptr = <intptr_t>(<Record>buffer).pointer
+        self._address = <intptr_t>(<Record>buffer).pointer
         self._exporter = buffer
         self._record = buffer
         return self
@@ -399,8 +397,9 @@ cdef class StridedMemoryView:
         """
         cdef StridedMemoryView other = StridedMemoryView.__new__(type(self))
         with cython.critical_section(self):
-            other.ptr, other.device_id, other._place = self.ptr, self.device_id, self._place
+            other._address, other.device_id, other._place = self._address, self.device_id, self._place
             other._exporter, other._source, other._record = self._exporter, self._source, self._record
+            other._known_dtype = self._known_dtype
         if other._place is None:
             self._ensure_open()
         other.is_device_accessible, other.readonly = self.is_device_accessible, self.readonly
@@ -434,7 +433,7 @@ cdef class StridedMemoryView:
         cdef PyObject* source
         with cython.critical_section(self):
             exporter, record, source = keep(self._exporter), keep(self._record), keep(self._source)
-            self.ptr = 0
+            self._address = 0
             self._place = None
             self._record = None
             self._exporter = None
@@ -444,6 +443,12 @@ cdef class StridedMemoryView:
         let_go(exporter)
         let_go(source)
         return 0
+
+    @property
+    def ptr(self) -> int:
+        """int: address of the element at offset 0 of the layout; 0 once closed."""
+        with cython.critical_section(self):
+            return self._address
 
     @property
     def exporting_obj(self) -> object:
@@ -617,7 +622,7 @@ cdef class StridedMemoryView:
         if self.readonly and not versioned:
             raise BufferError("a read-only view needs a consumer that gives max_version=(1, 0) or later")
         return export_memory(
-            <void*>(held.ptr + <intptr_t>self._layout.slice_offset_in_bytes), place, self._export_type(),
+            <void*>(held._address + <intptr_t>self._layout.slice_offset_in_bytes), place, self._export_type(),
             self._layout.shape, self._known_layout._known_strides(), DL_READ_ONLY if self.readonly else 0,
             held._source, held._record, number, versioned,
         )
@@ -751,7 +756,7 @@ cdef int _fill_from_tensor(StridedMemoryView self, ImportedTensor imported, obje
     self._known_layout = _StridedLayout(shape, strides, size)
     first, last = self._known_layout.offset_bounds
     self._low, self._high = min(first * size, 0), (last + 1) * size
-    self.ptr = <intptr_t>(<uintptr_t>tensor.data + <uintptr_t>tensor.byte_offset)
+    self._address = <intptr_t>(<uintptr_t>tensor.data + <uintptr_t>tensor.byte_offset)
     self._place = (tensor.device.device_type, tensor.device.device_id)
     self.is_device_accessible = tensor.device.device_type != DL_CPU
     self.device_id = tensor.device.device_id if self.is_device_accessible else -1
@@ -831,7 +836,7 @@ cdef int _fill_from_interface(StridedMemoryView self, object obj, object interfa
         raise OverflowError(f"the {name} describes memory beyond all addresses")
     self._known_layout = layout
     self._low, self._high = min(first * size, 0), (last + 1) * size
-    self.ptr = address
+    self._address = address
     self.readonly = bool(data[1])
     self._source = obj
     self._exporter = obj
@@ -851,7 +856,7 @@ cdef int _fill_from_cuda_interface(StridedMemoryView self, object obj, object st
         raise ValueError(
             f"stream of the CUDA Array Interface must not be {shown(interface['stream'])}: it is ambiguous"
         )
-    self._place, self.device_id = _place_of(self.ptr)
+    self._place, self.device_id = _place_of(self._address)
     self.is_device_accessible = True
     if number == NO_SYNC or stream == NO_STREAM:
         return 0
@@ -900,7 +905,7 @@ cdef int _managed_from_object(void* py_object, DLManagedTensorVersioned** out) e
     out[0] = NULL
     view = (<StridedMemoryView?><object>py_object)._held()
     out[0] = &new_export(
-        <void*>(view.ptr + <intptr_t>view._layout.slice_offset_in_bytes), view._place[0], view._place[1],
+        <void*>(view._address + <intptr_t>view._layout.slice_offset_in_bytes), view._place[0], view._place[1],
         view._export_type(), view._layout.shape, view._known_layout._known_strides(),
         DL_READ_ONLY if view.readonly else 0, view._source,
     ).versioned
@@ -939,7 +944,7 @@ cdef int _tensor_from_object(void* py_object, DLTensor* out) except -1:
             numbers = NULL
         out.shape, out.strides = view._numbers, view._numbers + ndim
     free(numbers)
-    out.data = <void*>(held.ptr + <intptr_t>view._layout.slice_offset_in_bytes)
+    out.data = <void*>(held._address + <intptr_t>view._layout.slice_offset_in_bytes)
     out.device.device_type, out.device.device_id = held._place
     out.ndim = ndim
     out.byte_offset = 0
