@@ -103,7 +103,9 @@ def many(buffer, int rounds):
 
 def compile_module(source, packages, language="c"):
     """Compile a ``.pyx`` file with the declarations below ``packages``; return the path of the library."""
-    translate = [sys.executable, "-m", "cython", "-3", "-I", packages, source]
+    # Else an interpreter without a GIL switches it on, for the rest of its life.
+    translate = [sys.executable, "-m", "cython", "-3", "-X", "freethreading_compatible=True"]
+    translate += ["-I", packages, source]
     if language == "c++":
         translate.insert(4, "--cplus")
     compiler = os.environ.get("CC", "cc") if language == "c" else os.environ.get("CXX", "c++")

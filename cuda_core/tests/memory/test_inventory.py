@@ -27,7 +27,7 @@ from cuda.core._memory._text_table import bytes_text
 from held_work import Gate
 from python_resources import Plain, Refusing
 from report_tools import begin_report, report
-from support import GRANULE, blocked, child_output, race
+from support import GRANULE, blocked, child_output, in_context, race
 
 
 @pytest.fixture(params=sorted(SOURCES))
@@ -337,9 +337,8 @@ def test_a_resource_that_does_not_say_its_device(device, kind):
 
 def test_a_buffer_is_one_object_of_at_most_160_bytes():
     header = 16  # of an object; without a GIL it is 16 bytes more
-    assert Buffer.__basicsize__ - object.__basicsize__ + header <= 160
-    assert Allocation.__basicsize__ <= 160
-    assert ManagedBuffer.__basicsize__ <= 160
+    for kind in (Buffer, Allocation, ManagedBuffer):
+        assert kind.__basicsize__ - object.__basicsize__ + header <= 160
 
 
 def test_every_number_is_seen_once_while_threads_allocate_and_close(device):
@@ -347,23 +346,32 @@ def test_every_number_is_seen_once_while_threads_allocate_and_close(device):
     pinned = LegacyPinnedMemoryResource()
     kept = [pinned.allocate(64) for _ in range(20)]
     numbers = {number_of(buffer) for buffer in kept}
-    stop = threading.Event()
+    stop, turns = threading.Event(), [0, 0, 0]
 
-    def churn():
-        while not stop.is_set():
-            buffer = pinned.allocate(64)
-            Buffer.adopt(buffer.detach()).close()
-
-    def look():
+    def until_stopped(number, work, enough):
         try:
-            for _ in range(200):
-                seen = [facts[0] for facts in _inventory.live_allocations()]
-                assert len(seen) == len(set(seen))
-                assert numbers <= set(seen)
+            while not stop.is_set() and not enough():
+                work()
+                turns[number] += 1
         finally:
             stop.set()
 
-    assert race(churn, churn, look) == [None, None, None]
+    def churn():
+        buffer = pinned.allocate(64)
+        Buffer.adopt(buffer.detach()).close()
+
+    def look():
+        seen = [facts[0] for facts in _inventory.live_allocations()]
+        assert len(seen) == len(set(seen))
+        assert numbers <= set(seen)
+
+    outcomes = race(
+        in_context(lambda: until_stopped(0, churn, lambda: False)),
+        in_context(lambda: until_stopped(1, churn, lambda: False)),
+        lambda: until_stopped(2, look, lambda: turns[2] >= 200 and min(turns) >= 20),
+    )
+    assert outcomes == [None, None, None]
+    assert min(turns) >= 20
     for buffer in kept:
         buffer.close()
     assert report().count == 0
