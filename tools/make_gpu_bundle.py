@@ -86,7 +86,7 @@ def main():
         elif source.exists():
             shutil.copy2(source, target)
     shutil.copy2(raw_library, options.folder / "benchmarks" / "libraw_driver.so")
-    shutil.copy2(bare_module, options.folder / "benchmarks")
+    shutil.copy2(bare_module, options.folder / "benchmarks" / f"prebuilt_{bare_module.name}")
     for script in (ROOT / "tools" / "gpu_bundle").iterdir():
         if script.is_file():
             shutil.copy2(script, options.folder)

@@ -184,6 +184,9 @@ DRIVER_CALL("cuMemRangeGetAttribute", cuMemRangeGetAttribute, 8000,
             (void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr, size_t count),
             (data, dataSize, attribute, devPtr, count)) {
     Lock lock(driver().mutex);
+    Context *context;
+    if (CUresult bad = usable_context(context))
+        return bad;
     Advice *advice = advice_of(devPtr, count);
     if (!data || !advice)
         return CUDA_ERROR_INVALID_VALUE;
@@ -196,6 +199,9 @@ DRIVER_CALL("cuMemRangeGetAttributes", cuMemRangeGetAttributes, 8000,
              CUdeviceptr devPtr, size_t count),
             (data, dataSizes, attributes, numAttributes, devPtr, count)) {
     Lock lock(driver().mutex);
+    Context *context;
+    if (CUresult bad = usable_context(context))
+        return bad;
     Advice *advice = advice_of(devPtr, count);
     if (!data || !dataSizes || !attributes || numAttributes == 0 || !advice)
         return CUDA_ERROR_INVALID_VALUE;

@@ -44,6 +44,7 @@ def test_behind_one_stream_that_is_captured(device, stream, driver_watch, kind):
     assert made < 60 * number  # that was 2,000,000, with 600
 
 
+@pytest.mark.alone
 def test_behind_as_many_streams_as_buffers(device, driver_watch):
     number = 400
     resource = LegacyPinnedMemoryResource()

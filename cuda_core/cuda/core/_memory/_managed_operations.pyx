@@ -41,21 +41,48 @@ cdef int ensure_managed(Record record, str caller) except -1:
     return 0
 
 
+# These calls need a current context and do not mind which. A thread without one gets one for the call.
+
+cdef cydriver.CUcontext _missing_context(Record record) except? NULL:
+    """Return the context that has to be made current; NULL where there is one."""
+    return NULL if current_context() != NULL else primary_context(max(record.device_id, 0))
+
+
+cdef cydriver.CUresult _enter(cydriver.CUcontext missing, const char** function) noexcept nogil:
+    function[0] = b"cuCtxPushCurrent"
+    return cydriver.CUresult.CUDA_SUCCESS if missing == NULL else cydriver.cuCtxPushCurrent(missing)
+
+
+cdef void _leave(cydriver.CUcontext missing) noexcept nogil:
+    cdef cydriver.CUcontext popped = NULL
+    if missing != NULL:
+        cydriver.cuCtxPopCurrent(&popped)
+
+
 cdef int _advise(Record record, cydriver.CUmem_advise advice, cydriver.CUmemLocation location) except -1:
-    """Make the driver's call, which needs a current context and does not mind which. A thread without one gets one."""
-    cdef cydriver.CUcontext context = NULL, popped = NULL
-    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
-    cdef const char* function = b"cuCtxPushCurrent"
-    if current_context() == NULL:
-        context = primary_context(max(record.device_id, 0))
+    cdef const char* function = NULL
+    cdef cydriver.CUcontext missing = _missing_context(record)
+    cdef cydriver.CUresult result
     with nogil:
-        if context != NULL:
-            result = cydriver.cuCtxPushCurrent(context)
+        result = _enter(missing, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function = b"cuMemAdvise"
             result = cydriver.cuMemAdvise(record.pointer, record.size, advice, location)
-            if context != NULL:
-                cydriver.cuCtxPopCurrent(&popped)
+            _leave(missing)
+    check(result, function)
+    return 0
+
+
+cdef int _read(Record record, cydriver.CUmem_range_attribute attribute, void* value, size_t size) except -1:
+    cdef const char* function = NULL
+    cdef cydriver.CUcontext missing = _missing_context(record)
+    cdef cydriver.CUresult result
+    with nogil:
+        result = _enter(missing, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuMemRangeGetAttribute"
+            result = cydriver.cuMemRangeGetAttribute(value, size, attribute, record.pointer, record.size)
+            _leave(missing)
     check(result, function)
     return 0
 
@@ -82,15 +109,12 @@ cdef int advise(Record record, cydriver.CUmem_advise advice, object place) excep
 
 cdef int read_flag(Record record, cydriver.CUmem_range_attribute attribute) except? -9:
     cdef int value = 0
-    cdef cydriver.CUresult result
     lend(record, "read")
     try:
         if record.size == 0:
             return 0
         ensure_driver()
-        with nogil:
-            result = cydriver.cuMemRangeGetAttribute(&value, sizeof(value), attribute, record.pointer, record.size)
-        check(result, b"cuMemRangeGetAttribute")
+        _read(record, attribute, &value, sizeof(value))
     finally:
         end_loan(record)
     return value
@@ -101,6 +125,8 @@ cdef object read_preferred_location(Record record):
     cdef cydriver.CUmem_range_attribute names[2]
     cdef void* values[2]
     cdef size_t sizes[2]
+    cdef const char* function = NULL
+    cdef cydriver.CUcontext missing
     cdef cydriver.CUresult result
     names[0] = cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE
     names[1] = cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID
@@ -111,9 +137,14 @@ cdef object read_preferred_location(Record record):
         if record.size == 0:
             return None
         ensure_driver()
+        missing = _missing_context(record)
         with nogil:
-            result = cydriver.cuMemRangeGetAttributes(values, sizes, names, 2, record.pointer, record.size)
-        check(result, b"cuMemRangeGetAttributes")
+            result = _enter(missing, &function)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                function = b"cuMemRangeGetAttributes"
+                result = cydriver.cuMemRangeGetAttributes(values, sizes, names, 2, record.pointer, record.size)
+                _leave(missing)
+        check(result, function)
     finally:
         end_loan(record)
     return place_of_location(kind, number)
@@ -124,7 +155,6 @@ cdef list read_accessed_by(Record record):
     cdef int count = 0
     cdef int* ordinals
     cdef size_t bytes_
-    cdef cydriver.CUresult result
     lend(record, "read")
     try:
         if record.size == 0:
@@ -135,12 +165,7 @@ cdef list read_accessed_by(Record record):
         if ordinals == NULL:
             raise MemoryError("no memory for a list of devices")
         try:
-            with nogil:
-                result = cydriver.cuMemRangeGetAttribute(
-                    ordinals, bytes_, cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY,
-                    record.pointer, record.size,
-                )
-            check(result, b"cuMemRangeGetAttribute")
+            _read(record, cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, bytes_)
             return [place_of_ordinal(ordinals[n]) for n in range(count) if ordinals[n] != -2]  # -2 is an empty place
         finally:
             free(ordinals)
