@@ -32,7 +32,9 @@ setup(
 
 def compile_module():
     """Return the path of the compiled module, compiled now unless it was before."""
-    prebuilt = HERE / f"prebuilt_bare_object{SUFFIX}"  # a name of its own: a module of this one's would hide it
+    prebuilt = (
+        HERE / f"prebuilt_bare_object{SUFFIX}"
+    )  # a name of its own: a module of this one's would hide it
     if prebuilt.exists():
         return prebuilt
     key = hashlib.sha256(SOURCE.read_bytes() + _SETUP.encode()).hexdigest()[:12]
