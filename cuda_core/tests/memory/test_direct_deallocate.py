@@ -27,6 +27,7 @@ from support import (
     fill,
     given_back,
     holds,
+    in_context,
     name_of,
     place,
     race,
@@ -228,7 +229,8 @@ def test_of_racing_frees_and_adoptions_one_wins(source):
         allocation = source.allocate().detach()
         address = allocation.handle
         freed, adopted = race(
-            lambda at=address: deallocate(source, at, source.size), lambda a=allocation: Buffer.adopt(a)
+            in_context(lambda at=address: deallocate(source, at, source.size)),
+            in_context(lambda a=allocation: Buffer.adopt(a)),
         )
         if isinstance(adopted, Buffer):
             assert isinstance(freed, OwnershipError), repr(freed)
