@@ -45,12 +45,16 @@ cdef int ensure_managed(Record record, str caller) except -1:
 
 cdef cydriver.CUcontext _missing_context(Record record) except? NULL:
     """Return the context that has to be made current; NULL where there is one."""
-    return NULL if current_context() != NULL else primary_context(max(record.device_id, 0))
+    if current_context() != NULL:
+        return NULL
+    return primary_context(max(record.device_id, 0))
 
 
 cdef cydriver.CUresult _enter(cydriver.CUcontext missing, const char** function) noexcept nogil:
     function[0] = b"cuCtxPushCurrent"
-    return cydriver.CUresult.CUDA_SUCCESS if missing == NULL else cydriver.cuCtxPushCurrent(missing)
+    if missing == NULL:
+        return cydriver.CUresult.CUDA_SUCCESS
+    return cydriver.cuCtxPushCurrent(missing)
 
 
 cdef void _leave(cydriver.CUcontext missing) noexcept nogil:
