@@ -4,6 +4,7 @@
 cimport cython
 from cuda.bindings cimport cydriver
 
+from cuda.core._dict_item cimport dict_item
 from cuda.core._driver cimport check, driver_is_the_parents, ensure_driver
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
@@ -63,7 +64,7 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
     cdef bint first
     global _ordinals
     ensure_driver()
-    known = _primary.get(ordinal)
+    known = dict_item(_primary, ordinal)
     if known is not None:
         with nogil:
             result = cydriver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active)
@@ -71,7 +72,7 @@ cdef cydriver.CUcontext primary_context(int ordinal) except? NULL:
         if active:
             return <cydriver.CUcontext><size_t>known
         with cython.critical_section(_turn):
-            if _primary.get(ordinal) is known:
+            if dict_item(_primary, ordinal) is known:
                 del _primary[ordinal]
     with nogil:
         result = cydriver.cuDevicePrimaryCtxRetain(&context, ordinal)
@@ -90,7 +91,7 @@ cdef int device_of_primary_context(cydriver.CUcontext context) noexcept:
     """Return the device whose primary context this is, -1 if it is none that was asked for. Makes no driver call."""
     cdef int ordinal
     for ordinal in range(_ordinals):  # no list of them: a release must not need memory
-        known = _primary.get(ordinal)  # nor an iteration: another thread may change what is there
+        known = dict_item(_primary, ordinal)  # nor an iteration: another thread may change what is there
         if known is not None and <size_t>known == <size_t>context:
             return ordinal
     return -1

@@ -25,6 +25,7 @@ from cuda.core import (
     CUDAError,
     DeviceMemoryResource,
     LegacyPinnedMemoryResource,
+    MemoryResource,
     Ownership,
     OwnershipError,
     VirtualMemoryResource,
@@ -269,6 +270,64 @@ def test_of_many_that_take_one_address_one_does(device, kind):
         assert len([buffer for buffer in taken if buffer.ownership is Ownership.OWNED]) == 1
         for buffer in taken:
             buffer.close()
+
+
+class Watched(MemoryResource):
+    is_device_accessible, is_host_accessible, device_id, unique_addresses = True, False, 0, True
+
+    def deallocate(self, ptr, size, *, stream=None):
+        pass
+
+
+def test_of_many_that_take_one_address_of_a_python_resource_one_does(device):
+    resource = Watched()
+    for _ in range(ROUNDS // 10):
+        taken = []
+
+        def take(taken=taken):
+            try:
+                taken.append(Buffer.from_handle(0x10000, 64, mr=resource, stream=device.default_stream))
+            except OwnershipError:
+                pass
+
+        together(*[take] * THREADS)
+        assert len(taken) == 1
+        taken.pop().close()
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device", "pool", "managed pool"])
+def test_a_direct_deallocate_while_the_memory_changes_hands(device, kind):
+    """Between the hand-over and its entry the address belongs to nobody that is known, and to somebody all the same."""
+    source = SOURCES[kind](device)
+    source.allocate(64).close()
+    resource = source.resource
+    for _ in range(ROUNDS // 20):
+        box = [source.allocate(64)]
+        address, done = box[0].handle, threading.Event()
+
+        def hand_round(box=box, done=done):
+            try:
+                for _ in range(20):
+                    allocation = box[0].detach()
+                    try:
+                        box[0] = Buffer.adopt(allocation)
+                    except OwnershipError:  # it was freed by hand
+                        box.clear()
+                        return
+            finally:
+                done.set()
+
+        def free(address=address, done=done, box=box):
+            while not done.is_set():
+                try:
+                    resource.deallocate(address, 64, stream=device.default_stream)
+                except OwnershipError:
+                    continue
+                return
+
+        with warnings_seen():
+            together(hand_round, free)
+        assert [buffer.close().name for buffer in box] in ([], ["DONE"])
 
 
 def test_allocations_change_hands_while_others_look(device):

@@ -9,6 +9,7 @@ cimport cython
 from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport uint64_t, uintptr_t
 
+from cuda.core._dict_item cimport dict_item
 from cuda.core._driver cimport ensure_driver
 from cuda.core._memory._allocation cimport NEVER_WAIT, WAIT, Record, end_left_behind, put_back_left, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
@@ -25,7 +26,14 @@ from cuda.core._memory._ownership cimport (
     TAKER_LOANS,
     VERDICT_GO,
 )
-from cuda.core._memory._transfer cimport Allocation, Slot, abort_hand_over, begin_hand_over, commit_hand_over
+from cuda.core._memory._transfer cimport (
+    Allocation,
+    Slot,
+    abort_hand_over,
+    begin_hand_over,
+    commit_hand_over,
+    has_passed_on,
+)
 from cuda.core._stream cimport Stream_accept
 from cuda.core._stream_handle cimport StreamHandle, release_stream
 
@@ -55,7 +63,7 @@ cdef class Holding:
             return HELD_BY_ALLOCATION if self.slot is not None else HELD_BY_BUFFER
         if record.taker() == TAKER_LOANS and record.word.load() & (LOANS_MASK | CLAIM_MASK):
             return HELD_BY_LOANS
-        return HELD_BY_NOBODY
+        return HELD_BY_BUFFER if has_passed_on(record) else HELD_BY_NOBODY
 
 
 cdef Holding _FREED = Holding.__new__(Holding)
@@ -97,13 +105,13 @@ cdef class IndexedResource(MemoryResource):
 
     cdef int _enter(self, Holding holding, Record record) except -1:
         """The same, in a critical section of this resource. One inside another would let go of the outer one."""
-        cdef Holding before = self._holdings.setdefault(holding.key, holding)
+        cdef Holding before = dict_item(self._holdings, holding.key)
         cdef Record stale
-        if before is not holding:
+        if before is not None:
             holding.context, holding.context_id = before.context, before.context_id
-            self._holdings[holding.key] = holding
+        self._holdings[holding.key] = holding
         record.entry = holding
-        if before is not holding and not before.being_freed:
+        if before is not None and not before.being_freed:
             stale = before.record()
             if stale is not None and stale is not record and stale.state() == STATE_OWNED:
                 if stale.word != record.word and stale.apply(EVENT_LOSE) == VERDICT_GO:
@@ -122,7 +130,7 @@ cdef class IndexedResource(MemoryResource):
         Nothing here needs memory, so that short memory does not stop a release.
         """
         cdef Holding holding = record.entry
-        if holding is None or holding.serial != record.serial or self._holdings.get(holding.key) is not holding:
+        if holding is None or holding.serial != record.serial or dict_item(self._holdings, holding.key) is not holding:
             return None
         holding.being_freed = True
         return holding
@@ -133,7 +141,7 @@ cdef class IndexedResource(MemoryResource):
         if holding is None:
             return 0
         holding.being_freed = False
-        if freed and self._holdings.get(holding.key) is holding:
+        if freed and dict_item(self._holdings, holding.key) is holding:
             del self._holdings[holding.key]
         return 0
 
@@ -143,7 +151,7 @@ cdef class IndexedResource(MemoryResource):
         return self._owned_holding(address)
 
     cdef Holding _owned_holding(self, uintptr_t address):
-        cdef Holding holding = self._holdings.get(<size_t>address)
+        cdef Holding holding = dict_item(self._holdings, <size_t>address)
         if holding is None or holding.being_freed or holding.holder() == HELD_BY_NOBODY:
             return None
         return holding
@@ -254,7 +262,7 @@ cdef class IndexedResource(MemoryResource):
                 return
             if not address:
                 return
-            holding = self._holdings.get(<size_t>address)
+            holding = dict_item(self._holdings, <size_t>address)
             if holding is not None and holding.being_freed:
                 raise OwnershipError(f"another call is freeing the allocation at {<size_t>address:#x}")
             if holding is not None:
@@ -292,7 +300,7 @@ cdef class IndexedResource(MemoryResource):
         if allocation is not None:
             begin_hand_over(allocation, TAKER_DETACHED, "freed")
         with cython.critical_section(self):  # of two that free one address at the same time, one does
-            if holding.being_freed or self._holdings.get(holding.key) is not holding:
+            if holding.being_freed or dict_item(self._holdings, holding.key) is not holding:
                 raise OwnershipError(f"another call is freeing the allocation at {<size_t>address:#x}")
             holding.being_freed = True
         was_left = end_left_behind(address)

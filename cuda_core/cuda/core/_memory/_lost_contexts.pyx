@@ -10,6 +10,7 @@ cimport cython
 from cuda.bindings cimport cydriver
 
 from cuda.core._context cimport device_of_primary_context
+from cuda.core._dict_item cimport dict_item
 from cuda.core._memory._allocation cimport Record
 from cuda.core._stream_handle cimport STREAM_SET, StreamHandle, release_stream
 
@@ -75,7 +76,7 @@ cdef bint first_report_of(size_t place, unsigned long long number) except -1:
     if not place:
         return True
     with cython.critical_section(_reported):
-        numbers = _reported.get(place)
+        numbers = dict_item(_reported, place)
         if numbers is None:
             _reported[place] = {number}
             return True

@@ -9,6 +9,7 @@ from libc.stdint cimport uintptr_t
 from libc.string cimport strcmp
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
+from cuda.core._dict_item cimport dict_item
 from cuda.core._driver cimport check, direct, ensure_driver, error_for
 from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, WAIT, Keeper, Record, open_records_of
 from cuda.core._memory._arguments cimport size_argument, small_integer
@@ -554,7 +555,7 @@ cdef class _MemPool(IndexedResource):
         cdef PoolReference keeper = self.held_pool(&pool)
         cdef bint nobodys
         self.ensure_index()
-        before = self._holdings.get(<size_t>buffer.pointer)
+        before = dict_item(self._holdings, <size_t>buffer.pointer)
         nobodys = before is not None and type(before.keeper) is PoolReference and before.holder() == HELD_BY_NOBODY
         IndexedResource.own(self, buffer)
         if nobodys:  # it was given out by this resource, and comes back

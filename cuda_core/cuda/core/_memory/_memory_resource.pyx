@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``MemoryResource``, what makes and frees allocations, and how one that is written in Python is asked to free."""
 
+cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._memory._allocation cimport CLOSE_DONE, Record, end_left_behind, open_records_of, put_back_left
@@ -8,8 +9,14 @@ from cuda.core._memory._arguments cimport pointer_argument, size_argument
 from cuda.core._memory._asking cimport Asking, begin_asking, end_asking, record_being_asked
 from cuda.core._memory._ownership cimport CLAIM_MASK, LOANS_MASK, STATE_OWNED, TAKER_DETACHED, TAKER_LOANS
 from cuda.core._memory._release cimport something_may_have_happened
-from cuda.core._memory._transfer cimport Allocation, abort_hand_over, begin_hand_over, commit_hand_over
-from cuda.core._memory._unique_addresses cimport enter_unique, unique_owner
+from cuda.core._memory._transfer cimport (
+    Allocation,
+    abort_hand_over,
+    begin_hand_over,
+    commit_hand_over,
+    has_passed_on,
+)
+from cuda.core._memory._unique_addresses cimport enter_unique, unique_entry, unique_owner
 from cuda.core._stream cimport Stream, stream_for_python
 from cuda.core._stream_handle cimport StreamHandle, release_stream
 
@@ -17,6 +24,8 @@ from cuda.core._errors import OwnershipError
 from cuda.core._memory import _exit_pass
 
 __all__ = ["MemoryResource"]
+
+cdef object _taking = object()
 
 
 cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1:
@@ -94,6 +103,8 @@ cdef Allocation detached_at(object resource, uintptr_t pointer):
             raise OwnershipError(
                 f"loans hold the allocation at {<size_t>pointer:#x}; it goes with the last of them"
             )
+        elif has_passed_on(record):
+            raise OwnershipError(f"another call is moving the allocation at {<size_t>pointer:#x}")
     return found
 
 
@@ -195,15 +206,20 @@ cdef class MemoryResource:
 
     cdef int own(self, Record buffer) except -1:
         """Let a buffer own memory that exists already. Raises before anything is taken."""
-        cdef bint unique = buffer.size and getattr(self, "unique_addresses", False)
-        if unique and unique_owner(self, buffer) is not None:
+        cdef Record other
+        cdef object entry
+        if not buffer.size or not getattr(self, "unique_addresses", False):
+            return self.begin_owning(buffer)
+        entry = unique_entry(self, buffer)  # which may fail, and until the begin nothing is owned
+        with cython.critical_section(_taking):  # of two that take one address at the same time, one does
+            other = unique_owner(self, buffer)
+            if other is None:
+                enter_unique(self, buffer, entry)
+                self.begin_owning(buffer)
+        if other is not None:
             raise OwnershipError(
-                f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already, "
-                f"{unique_owner(self, buffer).describe()}"
+                f"{<size_t>buffer.pointer:#x} of this {type(self).__name__} has an owner already, {other.describe()}"
             )
-        if unique:
-            enter_unique(self, buffer)  # it may fail, and until the next line nothing is owned
-        self.begin_owning(buffer)
         return 0
 
     cdef int begin_owning(self, Record buffer) except -1:
@@ -234,7 +250,7 @@ cdef class MemoryResource:
         """
         if prepared is not None:
             try:
-                enter_unique(self, target)
+                enter_unique(self, target, unique_entry(self, target))
             except MemoryError:
                 pass
 

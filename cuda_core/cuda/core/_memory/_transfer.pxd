@@ -20,4 +20,5 @@ cdef class Allocation(Record):
 cdef int begin_hand_over(Record source, int taker, str what) except -1
 cdef void abort_hand_over(Record source) noexcept
 cdef void commit_hand_over(Record source, Record target, int taker) noexcept
+cdef bint has_passed_on(Record record) noexcept
 cdef int hand_over(Record source, Record target, int taker, str what) except -1

@@ -12,6 +12,7 @@ from cuda.core._memory._ownership cimport (
     STATE_OWNED,
     TAKER_DETACHED,
     TAKER_GROWN,
+    TAKER_MOVED,
     VERDICT_GO,
 )
 from cuda.core._memory._release cimport report
@@ -79,6 +80,18 @@ cdef int hand_over(Record source, Record target, int taker, str what) except -1:
         raise
     commit_hand_over(source, target, taker)
     return 0
+
+
+cdef bint has_passed_on(Record record) noexcept:
+    """Whether what a record owned is another record's by now.
+
+    At first that is not entered anywhere: whoever looks for the owner of an address at that moment finds this record,
+    and must not take the address for free.
+    """
+    cdef int taker = record.taker()
+    if taker == TAKER_DETACHED:
+        return not isinstance(record, Allocation)  # else foreign code has it
+    return taker == TAKER_GROWN or taker == TAKER_MOVED
 
 
 cdef class Slot:

@@ -5,8 +5,10 @@ import weakref
 
 cimport cython
 
-from cuda.core._memory._allocation cimport Record
+from cuda.core._dict_item cimport dict_item
+from cuda.core._memory._allocation cimport Record, open_records_of
 from cuda.core._memory._ownership cimport CLAIM_MASK, STATE_OWNED
+from cuda.core._memory._transfer cimport has_passed_on
 
 # (id of the resource, address) -> weak reference to the owner.
 cdef dict _unique = {}
@@ -14,8 +16,12 @@ cdef dict _unique = {}
 
 cdef Record unique_owner(object resource, Record record):
     """Return who owns the address of ``record`` in ``resource`` at this moment, or None."""
-    cdef object known = _unique.get((id(resource), <size_t>record.pointer))
-    cdef Record owner = known() if known is not None else None
+    cdef object known = dict_item(_unique, (id(resource), <size_t>record.pointer))
+    cdef Record each, owner = known() if known is not None else None
+    if owner is not None and has_passed_on(owner):  # the taker may not be entered yet, or be another resource's
+        for each in open_records_of(resource):
+            if each.pointer == record.pointer and (each.state() == STATE_OWNED or has_passed_on(each)):
+                return each
     if owner is None or owner.state() != STATE_OWNED or owner.held_resource() is not resource:
         return None
     if owner.word.load() & CLAIM_MASK:
@@ -23,13 +29,18 @@ cdef Record unique_owner(object resource, Record record):
     return owner
 
 
-cdef int enter_unique(object resource, Record record) except -1:
+cdef object unique_entry(object resource, Record record):
+    """Make what finds a record as the owner of its address."""
     key = (id(resource), <size_t>record.pointer)
 
     def forget(gone):
         with cython.critical_section(_unique):  # the address may have another owner by now
-            if _unique.get(key) is gone:
+            if dict_item(_unique, key) is gone:
                 del _unique[key]
 
-    _unique[key] = weakref.ref(record, forget)
+    return weakref.ref(record, forget)
+
+
+cdef int enter_unique(object resource, Record record, object entry) except -1:
+    _unique[(id(resource), <size_t>record.pointer)] = entry
     return 0

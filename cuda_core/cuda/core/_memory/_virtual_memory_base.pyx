@@ -5,6 +5,7 @@ cimport cython
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
+from cuda.core._dict_item cimport dict_item
 from cuda.core._driver cimport driver_is_the_parents, error_for, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, Record
 from cuda.core._memory._arguments cimport device_argument
@@ -288,7 +289,7 @@ cdef class VirtualMemoryBase(IndexedResource):
     cdef int begin_owning(self, Record buffer) except -1:
         """Own memory that exists: a range of this resource that was handed over and comes back, or else one
         reservation with one mapping of exactly the buffer's address and size."""
-        cdef Holding known = self._holdings.get(<size_t>buffer.pointer) if buffer.size else None
+        cdef Holding known = dict_item(self._holdings, <size_t>buffer.pointer) if buffer.size else None
         cdef VirtualRange range_
         if known is not None and not known.being_freed and known.size == buffer.size and not known.range.is_empty():
             buffer.begin(STATE_OWNED, known.range, known.range.word.load() >> 40)

@@ -15,6 +15,7 @@ from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
+from cuda.core._dict_item cimport dict_item
 from cuda.core._memory._allocation cimport (
     CHANGE_ALLOCATED,
     Record,
@@ -391,7 +392,7 @@ cdef class Stacks:
             frame = frame.f_back
             left -= 1
         known = tuple(key)
-        number = self._numbers.get(known)
+        number = dict_item(self._numbers, known)
         if number is None:
             number = self._learn(known)
         return number
@@ -406,7 +407,7 @@ cdef class Stacks:
             frames.append((code.co_filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name)))
             frame = frame.f_back
         with cython.critical_section(_learning):  # another thread may learn the same, or something else
-            number = self._numbers.get(known)
+            number = dict_item(self._numbers, known)
             if number is None and len(self.frames) < self.limit:
                 number = len(self.frames)
                 self.frames.append(tuple(frames))

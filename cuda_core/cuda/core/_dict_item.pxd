@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# Looking into a dictionary that other threads change. Cython's own ``get`` of a ``dict`` takes its reference after the
+# lookup, and without a GIL what was found may be gone by then.
+cdef extern from *:
+    """
+    #ifndef CUDA_CORE_DICT_ITEM
+    #define CUDA_CORE_DICT_ITEM
+    static inline PyObject *cuda_core_dict_item(PyObject *dict, PyObject *key) {
+        PyObject *found = NULL;
+    #if PY_VERSION_HEX >= 0x030D0000
+        if (PyDict_GetItemRef(dict, key, &found) < 0) return NULL;
+    #else
+        found = PyDict_GetItemWithError(dict, key);
+        if (found == NULL && PyErr_Occurred()) return NULL;
+        Py_XINCREF(found);
+    #endif
+        if (found == NULL) {
+            found = Py_None;
+            Py_INCREF(found);
+        }
+        return found;
+    }
+    #endif
+    """
+    # What is there under a key, or None.
+    object dict_item "cuda_core_dict_item"(dict known, object key)
