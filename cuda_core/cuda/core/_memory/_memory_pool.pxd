@@ -30,6 +30,7 @@ cdef class _MemPool(IndexedResource):
     cdef bint _has_pool(self) noexcept
     cdef PoolReference held_pool(self, cydriver.CUmemoryPool* pool)
     cdef int ensure_index(self) except -1
+    cdef int _remember_open(self, Record record) except -1
     cdef int note(self, Record record) except -1
     cdef int _choose_deleter(self) except -1
     cdef int _settle_allocation(self, cydriver.CUmemoryPool pool, size_t size, StreamHandle* order, uintptr_t* address,

@@ -522,8 +522,8 @@ cdef class _MemPool(IndexedResource):
     cdef int ensure_index(self) except -1:
         """Build the index of owners by address, of all that is open. From now on it is kept up to date.
 
-        It is read only when it is whole. Of several threads that need it at once, each builds it: what another has
-        entered already is entered again.
+        It is read only when it is whole. Of several threads that need it at once, each builds it, and leaves what
+        another has entered already.
         """
         cdef list records
         cdef int missing = INDEX_MISSING
@@ -541,8 +541,24 @@ cdef class _MemPool(IndexedResource):
                 and not (<Record>record).word.load() & CLAIM_MASK
                 and not _is_import(record)
             ):
-                self.remember(record)
+                self._remember_open(record)
         self._index.store(INDEX_WHOLE)
+        return 0
+
+    cdef int _remember_open(self, Record record) except -1:
+        """Enter a record that was found on the list. By now another thread may have ended it, or have its memory."""
+        cdef Holding holding
+        if not record.size:
+            return 0
+        holding = self.new_entry(record, record.pointer, record.size)
+        with cython.critical_section(self):  # who ends it or takes its memory changes its word first, then comes here
+            if (
+                record.state() == STATE_OWNED
+                and not record.word.load() & CLAIM_MASK
+                and dict_item(self._holdings, holding.key) is None
+            ):
+                self._holdings[holding.key] = holding
+                record.entry = holding
         return 0
 
     cdef int note(self, Record record) except -1:
