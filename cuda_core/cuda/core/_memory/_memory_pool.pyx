@@ -5,7 +5,7 @@ import uuid
 
 cimport cython
 from cuda.bindings cimport cydriver
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport strcmp
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
@@ -16,7 +16,7 @@ from cuda.core._memory._arguments cimport size_argument, small_integer
 from cuda.core._memory._buffer cimport Buffer, new_buffer
 from cuda.core._memory._indexed_resource cimport HELD_BY_NOBODY, Holding, IndexedResource
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
-from cuda.core._memory._ownership cimport CLAIM_MASK, STATE_OWNED
+from cuda.core._memory._ownership cimport CLAIM_MASK, FAILED_BIT, LOANS_MASK, STATE_OWNED, TAKER_LOANS
 from cuda.core._memory._pending_frees cimport PendingFrees
 from cuda.core._memory._pool_handle cimport (
     PoolReference,
@@ -548,13 +548,15 @@ cdef class _MemPool(IndexedResource):
     cdef int _remember_open(self, Record record) except -1:
         """Enter a record that was found on the list. By now another thread may have ended it, or have its memory."""
         cdef Holding holding
+        cdef uint64_t bits
         if not record.size:
             return 0
         holding = self.new_entry(record, record.pointer, record.size)
         with cython.critical_section(self):  # who ends it or takes its memory changes its word first, then comes here
+            bits = record.word.load()
             if (
-                record.state() == STATE_OWNED
-                and not record.word.load() & CLAIM_MASK
+                (record.state() == STATE_OWNED or record.taker() == TAKER_LOANS and bits & (LOANS_MASK | FAILED_BIT))
+                and not bits & CLAIM_MASK
                 and dict_item(self._holdings, holding.key) is None
             ):
                 self._holdings[holding.key] = holding
