@@ -64,7 +64,9 @@ def translated(tmp_path_factory):
     source = tmp_path_factory.mktemp("looker") / "looker.pyx"
     source.write_text(MODULE)
     packages = Path(cuda.core.__file__).parents[2]
-    done = run(sys.executable, "-m", "cython", "-3", "--cplus", "-I", packages, source)
+    # Else an interpreter without a GIL switches it on, for the rest of its life.
+    free_threading = ("-X", "freethreading_compatible=True")
+    done = run(sys.executable, "-m", "cython", "-3", "--cplus", *free_threading, "-I", packages, source)
     assert done.returncode == 0, done.stdout + done.stderr
     return source.with_suffix(".cpp")
 
