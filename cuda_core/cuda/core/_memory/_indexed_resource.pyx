@@ -107,7 +107,8 @@ cdef class IndexedResource(MemoryResource):
         """The same, in a critical section of this resource. One inside another would let go of the outer one."""
         cdef Holding before = dict_item(self._holdings, holding.key)
         cdef Record stale
-        if before is not None:
+        cdef bint inherits = before is not None and not holding.context
+        if inherits:
             holding.context, holding.context_id = before.context, before.context_id
         self._holdings[holding.key] = holding
         record.entry = holding
@@ -116,7 +117,8 @@ cdef class IndexedResource(MemoryResource):
             if stale is not None and stale is not record and stale.state() == STATE_OWNED:
                 if stale.word != record.word and stale.apply(EVENT_LOSE) == VERDICT_GO:
                     record_ended(stale)
-                    holding.context = holding.context_id = 0  # of the memory that was there
+                    if inherits:
+                        holding.context = holding.context_id = 0  # of the memory that was there
         return 0
 
     cdef int remember(self, Record record) except -1:
@@ -197,12 +199,12 @@ cdef class IndexedResource(MemoryResource):
         if before is not self:
             other = before
             other.end_free(other.begin_free(source), True)
+        if left is not None:
+            (<Holding>prepared).context, (<Holding>prepared).context_id = left.context, left.context_id
         try:
             self.enter(prepared, target)
         except MemoryError:  # it cannot be found by its address, and frees itself all the same
-            return
-        if left is not None:
-            (<Holding>prepared).context, (<Holding>prepared).context_id = left.context, left.context_id
+            pass
 
     cdef bint is_freed(self, Record record, Holding holding) noexcept:
         """Whether a record that is being released has no entry because it was freed within this very release."""

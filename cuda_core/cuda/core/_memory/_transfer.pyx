@@ -68,12 +68,12 @@ cdef void commit_hand_over(Record source, Record target, int taker) noexcept:
 
 cdef int hand_over(Record source, Record target, int taker, str what) except -1:
     """Claim and commit in one: nothing in between can fail."""
-    if source.range is not None and source.range.partly_returned and source.state() == STATE_OWNED:
-        raise OwnershipError(
-            f"a close that failed has returned a part of the memory; close it again ({source.describe()})"
-        )
     begin_hand_over(source, taker, what)
     try:
+        if source.range is not None and source.range.partly_returned.load():
+            raise OwnershipError(
+                f"a close that failed has returned a part of the memory; close it again ({source.describe()})"
+            )
         source.ensure_not_paused(what)
     except BaseException:
         abort_hand_over(source)

@@ -13,7 +13,7 @@ from cuda.core._driver cimport error_for
 from cuda.core._memory._buffer cimport Buffer
 from cuda.core._memory._release cimport wait_for_order
 from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase
-from cuda.core._memory._virtual_parts cimport Failure, Rights, succeeded
+from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure, Rights, succeeded
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._memory._virtual_succession cimport buffer_argument, claim, ensure_owned_here, unclaim
 from cuda.core._stream_handle cimport StreamHandle, release_stream
@@ -38,12 +38,14 @@ cdef unsigned int _flags_of(object access) except? 99:
 cdef cydriver.CUmemLocation _place_of(VirtualMemoryBase resource, object device) except *:
     """Return a device, or the host for memory of the host, as the driver takes it. Makes no driver call."""
     cdef cydriver.CUmemLocation place
+    cdef ChunkRequest request
     if isinstance(device, Host):
         if resource.config.location_type == VirtualMemoryLocationType.DEVICE:
             raise ValueError(f"device: the host cannot have access to memory of a device, got {shown(device)}")
         if device.numa_id is not None or device.is_numa_current:
             raise ValueError(f"device must be Host() for the host as a whole, got {shown(device)}")
-        return resource._request.properties.location
+        resource.held_request(&request)
+        return request.properties.location
     number = getattr(device, "device_id", device)
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"device must be a Device, its ordinal or Host(), got {type(device).__name__}: {shown(device)}")

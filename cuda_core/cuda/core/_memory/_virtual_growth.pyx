@@ -141,8 +141,7 @@ cdef Buffer grow(VirtualMemoryBase resource, object buf, object new_size, object
     growth = _Growth.__new__(_Growth)
     growth.old, growth.range_, growth.options = old, old.range, options
     if config is None:
-        with cython.critical_section(resource):  # an assignment to its options replaces it
-            growth.request, growth.granularity = resource._request, resource._granularity
+        growth.granularity = resource.held_request(&growth.request)
     else:
         prepare_request(resource._ordinal, options, &growth.request, &growth.granularity)
     rounded = round_up(wanted, growth.granularity, "new_size")

@@ -23,6 +23,7 @@ cdef class VirtualMemoryBase(IndexedResource):
     cdef dict __dict__
     cdef object _options(self)
     cdef int _refresh(self) except -1
+    cdef size_t held_request(self, ChunkRequest* request) noexcept
     cdef int _retry_leftovers(self) except -1
     cdef object _failed(self, VirtualRange range_, Failure failure, size_t reserved)
     cdef int _ensure_place(self, ChunkRequest* request, size_t granularity) except -1

@@ -9,6 +9,7 @@ from cuda.core._dict_item cimport dict_item
 from cuda.core._driver cimport driver_is_the_parents, error_for, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, Record
 from cuda.core._memory._arguments cimport device_argument
+from cuda.core._memory._chains cimport take_all
 from cuda.core._memory._memory_resource cimport MemoryResource
 from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
 from cuda.core._memory._ownership cimport STATE_OWNED, fresh
@@ -120,13 +121,16 @@ cdef class VirtualMemoryBase(IndexedResource):
         cdef uintptr_t hint
         cdef bint at_each_node
         cdef int revision
+        cdef bint known
         revision = self._options()._revision
-        if revision == self._revision and not self._at_each_node:
+        with cython.critical_section(self):
+            known, at_each_node = revision == self._revision, self._at_each_node
+        if known and not at_each_node:
             return 0
         at_each_node = self.config.location_type == VirtualMemoryLocationType.HOST_NUMA_CURRENT
         check_fit(self._ordinal, self._facts, self.config)
         prepare_request(self._ordinal, self.config, &request, &granularity)
-        if revision != self._revision and self.config.location_type != VirtualMemoryLocationType.DEVICE:
+        if not known and self.config.location_type != VirtualMemoryLocationType.DEVICE:
             self._ensure_place(&request, granularity)
         if self.config.handle_type == VirtualMemoryHandleType.POSIX_FD:
             enable_sending_descriptors()
@@ -139,6 +143,12 @@ cdef class VirtualMemoryBase(IndexedResource):
             self._at_each_node = at_each_node
             self._revision = revision
         return 0
+
+    cdef size_t held_request(self, ChunkRequest* request) noexcept:
+        """Copy the prepared request, and return the granularity that goes with it. Another thread may replace both."""
+        with cython.critical_section(self):
+            request[0] = self._request
+            return self._granularity
 
     cdef int _ensure_place(self, ChunkRequest* request, size_t granularity) except -1:
         """Refuse a place at the host where the driver allocates nothing. Only an allocation there tells."""
@@ -168,8 +178,9 @@ cdef class VirtualMemoryBase(IndexedResource):
 
     cdef size_t granularity_now(self) except 0:
         """Return to what sizes are rounded, by the options as they are."""
+        cdef ChunkRequest request
         self._refresh()
-        return self._granularity
+        return self.held_request(&request)
 
     @property
     def wait_on_close(self) -> bool:
@@ -228,20 +239,13 @@ cdef class VirtualMemoryBase(IndexedResource):
         """Try again to return what failed allocations could not undo. Quiet: the failure was told when it happened."""
         cdef VirtualRange range_
         cdef Failure ignored
-        cdef list kept
         cdef bint done
-        if not self._leftovers:
-            return 0
-        with cython.critical_section(self):
-            leftovers, self._leftovers = self._leftovers, []
-        kept = []
-        for range_ in leftovers:
+        for range_ in take_all(self._leftovers):
             ignored.function = NULL
             with nogil:
                 done = range_.return_all(&ignored)
             if not done:
-                kept.append(range_)
-        self._leftovers.extend(kept)
+                self._leftovers.append(range_)
         return 0
 
     # -- release ---------------------------------------------------------------------------------------------------

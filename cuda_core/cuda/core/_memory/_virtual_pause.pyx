@@ -73,7 +73,7 @@ cdef int _claim_all(list buffers, str what, bint paused) except -1:
         for buffer in buffers:
             claim_as_it_is(buffer, what)
             claimed.append(buffer)
-            if buffer.range.partly_returned:
+            if buffer.range.partly_returned.load():
                 raise OwnershipError(
                     f"a close that failed has returned a part of the buffer; close it again ({buffer.describe()})"
                 )

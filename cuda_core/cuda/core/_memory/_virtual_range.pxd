@@ -23,7 +23,7 @@ cdef class VirtualRange:
     cdef CUdeviceptr base
     cdef atomic[size_t] mapped      # changes under a claim; others may read it
     cdef atomic[size_t] capacity
-    cdef bint partly_returned
+    cdef atomic[int] partly_returned
     cdef atomic[int] paused         # the memory is away, the addresses are here; changes under a claim only
     cdef vector[AbsentChunk] absent  # what belongs into the addresses while it is paused
     cdef int opened_to              # a device with more rights than recorded, for a copy: its ordinal plus 1

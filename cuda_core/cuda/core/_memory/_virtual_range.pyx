@@ -153,7 +153,7 @@ cdef class VirtualRange:
         cdef bint retired = return_parts(&self.retired, failure)
         cdef bint current = return_parts(&self.parts, failure)
         if self.parts.mappings.size() + self.parts.reservations.size() != before:
-            self.partly_returned = True  # what is left is no longer the memory that its buffer promises
+            self.partly_returned.store(1)  # what is left is no longer the memory that its buffer promises
         self._count()
         return retired and current
 

@@ -29,10 +29,10 @@ from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase
 from cuda.core._memory._virtual_parts cimport (
     AbsentChunk,
     AllocationHandle,
+    ChunkRequest,
     CUresult,
     Failure,
     Mapping,
-    Rights,
     give_access,
     keep_reference,
     map_held_chunk,
@@ -236,10 +236,12 @@ cdef int _ensure_sizes(VirtualMemoryBase resource, tuple sizes, tuple place) exc
     """Refuse sizes that no chunk has, before addresses are reserved for them."""
     cdef size_t total = 0
     cdef CUresult result
+    cdef ChunkRequest request
+    granularity = resource.held_request(&request)
     for size in sizes:
-        if size % resource._granularity:
+        if size % granularity:
             raise ValueError(
-                f"the descriptor says a chunk of {size} bytes; chunks are multiples of {resource._granularity} bytes"
+                f"the descriptor says a chunk of {size} bytes; chunks are multiples of {granularity} bytes"
             )
     if place[0]:
         with nogil:
@@ -259,16 +261,17 @@ cdef int _map_all(
     cdef Failure failure
     cdef size_t i, at = 0
     cdef bint done
-    cdef Rights rights = resource._request.rights
+    cdef ChunkRequest request
+    cdef size_t granularity = resource.held_request(&request)
     failure.function = NULL
     with nogil:
-        done = reserve(&range_.parts, total, resource._granularity, 0, &failure)
+        done = reserve(&range_.parts, total, granularity, 0, &failure)
         if done:
             range_.base = range_.parts.reservations[0].base
             range_.capacity.store(total)
             for i in range(chunks.size()):
                 chunks[0][i].address = range_.base + at
-                chunks[0][i].rights = rights
+                chunks[0][i].rights = request.rights
                 at += chunks[0][i].size
                 done = map_held_chunk(&range_.parts, &chunks[0][i], &failure)
                 if not done:
@@ -325,6 +328,7 @@ cdef Record import_chunks(VirtualMemoryBase resource, object given, StreamHandle
     cdef VirtualRange range_
     cdef vector[AbsentChunk] chunks
     cdef AbsentChunk chunk
+    cdef ChunkRequest request
     cdef Failure ignored
     cdef Buffer buffer
     cdef Keeper keeper
@@ -360,10 +364,12 @@ cdef Record import_chunks(VirtualMemoryBase resource, object given, StreamHandle
                 place = True, 0
             if resource is None:
                 resource = _resource_for(place)
-            elif chunks.size() and place != _where(&resource._request.properties.location):
-                raise ValueError(
-                    f"the descriptor names memory of {_named(place)}, which is not where {resource!r} allocates"
-                )
+            else:
+                resource.held_request(&request)
+                if chunks.size() and place != _where(&request.properties.location):
+                    raise ValueError(
+                        f"the descriptor names memory of {_named(place)}, which is not where {resource!r} allocates"
+                    )
             if order == NULL:
                 order = default_order(place[1])
             # What may fail comes before the mapping: from then on the buffer has everything.

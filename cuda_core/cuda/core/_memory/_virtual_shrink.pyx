@@ -123,7 +123,7 @@ cdef int _give_back_behind(VirtualMemoryBase resource, Buffer buffer, size_t kep
         if through and done == chunks:
             outcome = split_last_chunk(range_, kept, resource._ordinal, context, failure)
     if outcome == SPLIT_BROKE:
-        range_.partly_returned = True
+        range_.partly_returned.store(1)
         raise error_for(failure.result, failure.function)
     if failure.function != NULL and not done:
         raise error_for(failure.result, failure.function)

@@ -48,11 +48,15 @@ cdef int ensure_owned_here(VirtualMemoryBase resource, Buffer buffer, str what) 
     if buffer.held_resource() is not resource:
         buffer.ensure_usable()  # since it was asked, another thread may have ended it, and emptied it
         raise ValueError(f"buf belongs to another resource: {buffer.describe()}")
-    if buffer.range.partly_returned:
-        raise OwnershipError(
-            f"a close that failed has returned a part of the buffer; close it again ({buffer.describe()})"
-        )
+    if buffer.range.partly_returned.load():
+        raise partly_returned(buffer)
     return 0
+
+
+cdef object partly_returned(Buffer buffer):
+    return OwnershipError(
+        f"a close that failed has returned a part of the buffer; close it again ({buffer.describe()})"
+    )
 
 
 cdef int ensure_not_imported(Buffer buffer, str what) except -1:
@@ -66,6 +70,8 @@ cdef int claim(Buffer buffer, str what) except -1:
     """Claim the range of a buffer that is not paused, so that no other thread closes, grows, lends or changes it."""
     claim_as_it_is(buffer, what)
     try:
+        if buffer.range.partly_returned.load():  # since it was looked at
+            raise partly_returned(buffer)
         buffer.ensure_not_paused(what)
     except BaseException:
         unclaim(buffer)
