@@ -4,7 +4,7 @@
 cimport cython
 from cuda.bindings cimport cydriver
 
-from cuda.core._dict_item cimport dict_item
+from cuda.core._shared_containers cimport dict_item
 from cuda.core._driver cimport check, driver_is_the_parents, ensure_driver
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.

@@ -4,10 +4,6 @@ from cpython.ref cimport Py_INCREF, PyObject
 # Drops a reference, which passes to this function.
 cdef void let_go(PyObject* thing) noexcept
 
-# Not for what must work without memory.
-cdef list take_all(list kept)
-
-
 # Returns a reference of its own, to be dropped by let_go() once the place that it was in is empty.
 cdef inline PyObject* keep(object thing) noexcept:
     Py_INCREF(thing)

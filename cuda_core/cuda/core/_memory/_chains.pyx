@@ -52,14 +52,3 @@ cdef void let_go(PyObject* thing) noexcept:
             free(one)
             Py_DECREF(thing)
     _depth -= 1
-
-
-cdef list take_all(list kept):
-    """Empty a list, and return what was in it. Of several threads at it each thing goes to one."""
-    cdef list taken = []
-    while kept:
-        try:
-            taken.append(kept.pop(0))
-        except IndexError:  # another thread has come first
-            break
-    return taken

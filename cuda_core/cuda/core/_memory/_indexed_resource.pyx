@@ -9,7 +9,7 @@ cimport cython
 from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport uint64_t, uintptr_t
 
-from cuda.core._dict_item cimport dict_item
+from cuda.core._shared_containers cimport dict_item
 from cuda.core._driver cimport ensure_driver
 from cuda.core._memory._allocation cimport NEVER_WAIT, WAIT, Record, end_left_behind, put_back_left, record_ended
 from cuda.core._memory._arguments cimport pointer_argument, size_argument

@@ -10,7 +10,7 @@ cimport cython
 from cuda.bindings cimport cydriver
 
 from cuda.core._context cimport device_of_primary_context
-from cuda.core._dict_item cimport dict_item
+from cuda.core._shared_containers cimport dict_item
 from cuda.core._memory._allocation cimport Record
 from cuda.core._stream_handle cimport STREAM_SET, StreamHandle, release_stream
 

@@ -41,54 +41,43 @@ cdef int ensure_managed(Record record, str caller) except -1:
     return 0
 
 
-# These calls need a current context and do not mind which. A thread without one gets one for the call.
+# These calls need a current context and do not mind which.
 
-cdef cydriver.CUcontext _missing_context(Record record) except? NULL:
-    """Return the context that has to be made current; NULL where there is one."""
+cdef bint _enter(Record record) except -1:
+    """Make a context current for the next call where there is none; True if so."""
+    cdef cydriver.CUcontext context
+    cdef cydriver.CUresult result
     if current_context() != NULL:
-        return NULL
-    return primary_context(max(record.device_id, 0))
+        return False
+    context = primary_context(max(record.device_id, 0))
+    with nogil:
+        result = cydriver.cuCtxPushCurrent(context)
+    check(result, b"cuCtxPushCurrent")
+    return True
 
 
-cdef cydriver.CUresult _enter(cydriver.CUcontext missing, const char** function) noexcept nogil:
-    function[0] = b"cuCtxPushCurrent"
-    if missing == NULL:
-        return cydriver.CUresult.CUDA_SUCCESS
-    return cydriver.cuCtxPushCurrent(missing)
-
-
-cdef void _leave(cydriver.CUcontext missing) noexcept nogil:
+cdef void _leave(bint entered) noexcept nogil:
     cdef cydriver.CUcontext popped = NULL
-    if missing != NULL:
+    if entered:
         cydriver.cuCtxPopCurrent(&popped)
 
 
 cdef int _advise(Record record, cydriver.CUmem_advise advice, cydriver.CUmemLocation location) except -1:
-    cdef const char* function = NULL
-    cdef cydriver.CUcontext missing = _missing_context(record)
+    cdef bint entered = _enter(record)
     cdef cydriver.CUresult result
     with nogil:
-        result = _enter(missing, &function)
-        if result == cydriver.CUresult.CUDA_SUCCESS:
-            function = b"cuMemAdvise"
-            result = cydriver.cuMemAdvise(record.pointer, record.size, advice, location)
-            _leave(missing)
-    check(result, function)
-    return 0
+        result = cydriver.cuMemAdvise(record.pointer, record.size, advice, location)
+        _leave(entered)
+    return check(result, b"cuMemAdvise")
 
 
 cdef int _read(Record record, cydriver.CUmem_range_attribute attribute, void* value, size_t size) except -1:
-    cdef const char* function = NULL
-    cdef cydriver.CUcontext missing = _missing_context(record)
+    cdef bint entered = _enter(record)
     cdef cydriver.CUresult result
     with nogil:
-        result = _enter(missing, &function)
-        if result == cydriver.CUresult.CUDA_SUCCESS:
-            function = b"cuMemRangeGetAttribute"
-            result = cydriver.cuMemRangeGetAttribute(value, size, attribute, record.pointer, record.size)
-            _leave(missing)
-    check(result, function)
-    return 0
+        result = cydriver.cuMemRangeGetAttribute(value, size, attribute, record.pointer, record.size)
+        _leave(entered)
+    return check(result, b"cuMemRangeGetAttribute")
 
 
 cdef int advise(Record record, cydriver.CUmem_advise advice, object place) except -1:
@@ -129,8 +118,7 @@ cdef object read_preferred_location(Record record):
     cdef cydriver.CUmem_range_attribute names[2]
     cdef void* values[2]
     cdef size_t sizes[2]
-    cdef const char* function = NULL
-    cdef cydriver.CUcontext missing
+    cdef bint entered
     cdef cydriver.CUresult result
     names[0] = cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE
     names[1] = cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID
@@ -141,14 +129,11 @@ cdef object read_preferred_location(Record record):
         if record.size == 0:
             return None
         ensure_driver()
-        missing = _missing_context(record)
+        entered = _enter(record)
         with nogil:
-            result = _enter(missing, &function)
-            if result == cydriver.CUresult.CUDA_SUCCESS:
-                function = b"cuMemRangeGetAttributes"
-                result = cydriver.cuMemRangeGetAttributes(values, sizes, names, 2, record.pointer, record.size)
-                _leave(missing)
-        check(result, function)
+            result = cydriver.cuMemRangeGetAttributes(values, sizes, names, 2, record.pointer, record.size)
+            _leave(entered)
+        check(result, b"cuMemRangeGetAttributes")
     finally:
         end_loan(record)
     return place_of_location(kind, number)

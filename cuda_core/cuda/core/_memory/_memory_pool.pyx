@@ -9,7 +9,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport strcmp
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
-from cuda.core._dict_item cimport dict_item
+from cuda.core._shared_containers cimport dict_item
 from cuda.core._driver cimport check, direct, ensure_driver, error_for
 from cuda.core._memory._allocation cimport CLOSE_DONE, LAST_LOAN, NEVER_WAIT, WAIT, Keeper, Record, open_records_of
 from cuda.core._memory._arguments cimport size_argument, small_integer

@@ -5,7 +5,7 @@ import weakref
 
 cimport cython
 
-from cuda.core._dict_item cimport dict_item
+from cuda.core._shared_containers cimport dict_item
 from cuda.core._memory._allocation cimport Record, open_records_of
 from cuda.core._memory._ownership cimport CLAIM_MASK, STATE_OWNED
 from cuda.core._memory._transfer cimport has_passed_on

@@ -6,7 +6,7 @@ from cuda.bindings cimport cydriver
 from cuda.core._context cimport primary_context
 from cuda.core._driver cimport check, error_for
 from cuda.core._memory._buffer cimport Buffer
-from cuda.core._memory._chains cimport take_all
+from cuda.core._shared_containers cimport take_all
 from cuda.core._memory._release cimport report
 from cuda.core._memory._virtual_absence cimport open_to_device, set_rights
 from cuda.core._memory._virtual_parts cimport CUresult, Failure

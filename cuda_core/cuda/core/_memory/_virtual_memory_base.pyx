@@ -5,11 +5,10 @@ cimport cython
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
-from cuda.core._dict_item cimport dict_item
+from cuda.core._shared_containers cimport dict_item, take_all
 from cuda.core._driver cimport driver_is_the_parents, error_for, is_finalizing, is_hopeless
 from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, Record
 from cuda.core._memory._arguments cimport device_argument
-from cuda.core._memory._chains cimport take_all
 from cuda.core._memory._memory_resource cimport MemoryResource
 from cuda.core._memory._indexed_resource cimport Holding, IndexedResource
 from cuda.core._memory._ownership cimport STATE_OWNED, fresh

@@ -15,7 +15,7 @@ from libcpp.vector cimport vector
 from cuda.core._driver cimport check, ensure_driver, error_for
 from cuda.core._memory._allocation cimport Keeper, Record
 from cuda.core._memory._buffer cimport Buffer, new_buffer
-from cuda.core._memory._chains cimport take_all
+from cuda.core._shared_containers cimport take_all
 from cuda.core._memory._ipc cimport IPCAllocationHandle, own_descriptor
 from cuda.core._memory._ownership cimport STATE_OWNED, fresh
 from cuda.core._memory._release cimport report

@@ -15,7 +15,7 @@ from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic
 
-from cuda.core._dict_item cimport dict_item
+from cuda.core._shared_containers cimport dict_item
 from cuda.core._memory._allocation cimport (
     CHANGE_ALLOCATED,
     Record,

@@ -10,7 +10,7 @@ from libcpp.vector cimport vector
 from cuda.core._capture_lock cimport captures_begun, hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
 from cuda.core._fork cimport fork_generation
-from cuda.core._memory._chains cimport take_all
+from cuda.core._shared_containers cimport take_all
 from cuda.core._memory._graph_launches cimport Launches, first_paused, launches_of
 from cuda.core._memory._graph_memory cimport free_left, look_at_all
 from cuda.core._memory._graph_place cimport (

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Looking into a dictionary that other threads change. Cython's own ``get`` of a ``dict`` takes its reference after the
-# lookup, and without a GIL what was found may be gone by then.
+# Dictionaries and lists that other threads change meanwhile.
+
+# Cython's own ``get`` of a ``dict`` takes its reference after the lookup, and without a GIL what was found may be gone by
+# then.
 cdef extern from *:
     """
     #ifndef CUDA_CORE_DICT_ITEM
@@ -24,3 +26,14 @@ cdef extern from *:
     """
     # What is there under a key, or None.
     object dict_item "cuda_core_dict_item"(dict known, object key)
+
+
+cdef inline list take_all(list kept):
+    """Empty a list, and return what was in it. Of several threads at it each thing goes to one. Needs memory."""
+    cdef list taken = []
+    while kept:
+        try:
+            taken.append(kept.pop(0))
+        except IndexError:  # another thread has come first
+            break
+    return taken
