@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Dictionaries and lists that other threads change meanwhile.
 
-# Cython's own ``get`` of a ``dict`` takes its reference after the lookup, and without a GIL what was found may be gone by
-# then.
+# Cython's own ``get`` of a ``dict`` takes its reference after the lookup, and without a GIL what was found may be gone
+# by then.
 cdef extern from *:
     """
     #ifndef CUDA_CORE_DICT_ITEM
