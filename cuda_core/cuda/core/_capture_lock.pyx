@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What keeps a capture from beginning or ending between the question whether a stream is captured and its use.
 
-One that begins would be broken, or take the use into its graph. One that ends beside the use has crashed a real driver,
-which does not synchronise the graph of a capture. Only captures that this package begins can be kept waiting. The lock
-prefers who waits to begin one, or many threads that free memory could keep that thread out for ever.
+One that begins would be broken, or take the use into its graph. One that ends beside the use has crashed a real
+driver, which does not synchronise the graph of a capture. Nor are two uses safe beside each other that are put into
+one graph or ask for it, so while a capture goes on one thread at a time holds the lock. Only captures that this
+package begins can be kept waiting. The lock prefers who waits to begin one, or many threads that free memory could
+keep that thread out for ever.
 """
 
 from libcpp.atomic cimport atomic
@@ -41,6 +43,9 @@ cdef atomic[long] _going_on
 
 cdef void hold_captures_off() noexcept nogil:
     pthread_rwlock_rdlock(&_lock)
+    if _going_on.load() > 0:  # no other can begin before this thread lets go
+        pthread_rwlock_unlock(&_lock)
+        pthread_rwlock_wrlock(&_lock)
 
 
 cdef void let_captures_begin() noexcept nogil:
@@ -60,10 +65,6 @@ cdef void leave_capture(bint begun) noexcept nogil:
 
 cdef void capture_has_ended() noexcept nogil:
     _going_on.fetch_sub(1)
-
-
-cdef bint captures_go_on() noexcept nogil:
-    return _going_on.load() > 0
 
 
 cdef long captures_begun() noexcept nogil:

@@ -9,13 +9,7 @@ cimport cython
 from cpython.ref cimport Py_INCREF, PyObject
 from cuda.bindings cimport cydriver
 
-from cuda.core._capture_lock cimport (
-    captures_go_on,
-    enter_capture,
-    hold_captures_off,
-    leave_capture,
-    let_captures_begin,
-)
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport ask_for_id, current_context, device_of_context, wrap_context
 from cuda.core._driver cimport check, ensure_driver, is_hopeless
 from cuda.core._event cimport Event, create_event
@@ -497,7 +491,9 @@ cdef class Stream:
             with nogil:
                 result = _enter_own(order, &pushed)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
+                    hold_captures_off()
                     result = cydriver.cuEventRecord(handle, order.stream)
+                    let_captures_begin()
                 if pushed:
                     cydriver.cuCtxPopCurrent(&popped)
                 release_stream(order)
@@ -546,7 +542,7 @@ cdef class Stream:
         cdef cydriver.CUevent handle
         cdef StreamHandle* order
         cdef cydriver.CUcontext popped = NULL
-        cdef bint pushed = False, joins
+        cdef bint pushed = False
         cdef Event mark
         self._ensure_open()
         if isinstance(event_or_stream, Event):
@@ -564,12 +560,9 @@ cdef class Stream:
             with nogil:
                 result = _enter_own(order, &pushed)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
-                    joins = captures_go_on()  # the event may be of a capture, and take this stream into it
-                    if joins:
-                        enter_capture()
+                    hold_captures_off()  # the event may be of a capture, and take this stream into it
                     result = cydriver.cuStreamWaitEvent(order.stream, handle, 0)
-                    if joins:
-                        leave_capture(False)
+                    let_captures_begin()
                 if pushed:
                     cydriver.cuCtxPopCurrent(&popped)
                 release_stream(order)

@@ -200,7 +200,7 @@ cdef void leave_stream(bint pushed) noexcept nogil:
 
 
 cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil:
-    """Ask whether work on the stream is being captured. A question, never a disturbance of the capture."""
+    """Ask whether work on the stream is being captured, with captures held off. Never a disturbance of the capture."""
     cdef bint pushed = False
     cdef cydriver.CUresult result
     cdef int member
@@ -249,13 +249,23 @@ cdef bint is_of_capture(cydriver.CUresult result) noexcept nogil:
     )
 
 
+cdef cydriver.CUresult ask_whether_captured(StreamHandle* handle, bint* capturing,
+                                            const char** function) noexcept nogil:
+    """The same for callers that do not hold captures off: the answer may be an old one already."""
+    cdef cydriver.CUresult result
+    hold_captures_off()
+    result = stream_is_capturing(handle, capturing, function)
+    let_captures_begin()
+    return result
+
+
 cdef bint is_captured(StreamHandle* handle) except -1:
     """Whether work on the stream is being captured, for callers that raise what the driver answers."""
     cdef bint capturing = False
     cdef const char* function = NULL
     cdef cydriver.CUresult result
     with nogil:
-        result = stream_is_capturing(handle, &capturing, &function)
+        result = ask_whether_captured(handle, &capturing, &function)
     check(result, function)
     return capturing
 

@@ -11,6 +11,7 @@ from cuda.core._stream_handle cimport (
     STREAM_PER_THREAD,
     STREAM_SET,
     StreamHandle,
+    ask_whether_captured,
     is_of_capture,
     leave_stream,
     query_uncaptured,
@@ -160,7 +161,9 @@ cdef bint are_one_capture(StreamHandle** streams, int count) except -1:
         if streams[index].stream == <cydriver.CUstream>1 and streams[index].kind in (STREAM_LEGACY, STREAM_PER_THREAD):
             return False  # the legacy stream is never captured itself; a stream that it waits for is
         with nogil:
+            hold_captures_off()
             result = cydriver.cuStreamGetCaptureInfo(streams[index].stream, &status, &id, NULL, NULL, NULL, NULL)
+            let_captures_begin()
         check(result, b"cuStreamGetCaptureInfo")
         if status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE or (index and id != first):
             return False
@@ -200,7 +203,7 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
         if not is_of_capture(result):
             break
         refused, refused_by = result, function[0]
-        result = stream_is_capturing(handle, capturing, function)  # begun meanwhile, elsewhere
+        result = ask_whether_captured(handle, capturing, function)  # begun meanwhile, elsewhere
         if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
             return result
         # And over by now, so that there may be work in the stream again, or still.

@@ -8,7 +8,7 @@ goes back when the call has put the copy into the stream. A copy that is capture
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 
-from cuda.core._capture_lock cimport let_captures_begin
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, ensure_driver, optional_function
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._graph_loans cimport (
@@ -22,7 +22,7 @@ from cuda.core._memory._graph_loans cimport (
 from cuda.core._memory._location cimport location_argument
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, is_captured, release_stream
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, is_captured, release_stream, stream_is_capturing
 
 from cuda.core._error_text import shown, size_hint
 from cuda.core._memory._copy_options import CopyOptions, MemcpyOverlapMode, MemcpySrcAccessOrder
@@ -98,7 +98,7 @@ cdef int ensure_disjoint(Record dst, Record src, str where) except -1:
     return 0
 
 
-cdef bint _may_wait(Record dst, Record src) except -1:
+cdef bint may_wait(Record dst, Record src) except -1:
     """Whether the call of a copy may wait for work: with memory of the host on both sides, or that is pageable."""
     if src.device_id >= 0 and dst.device_id >= 0:
         return False
@@ -107,13 +107,29 @@ cdef bint _may_wait(Record dst, Record src) except -1:
     return not getattr(type((src if src.device_id < 0 else dst).held_resource()), "_page_locked", False)
 
 
+cdef bint may_wait_with(Record dst, Record src, object options) except -1:
+    """The same with options: one of them lets the call return when the source has been read."""
+    return options.src_access_order is MemcpySrcAccessOrder.DURING_API_CALL or may_wait(dst, src)
+
+
+cdef cydriver.CUresult hold_uncaptured(StreamHandle* order, bint waits, const char** function) noexcept nogil:
+    """Hold captures off, and refuse a stream whose capture has begun meanwhile. Nothing of it where a call may wait."""
+    cdef bint capturing = False
+    cdef cydriver.CUresult result
+    if waits:
+        return cydriver.CUresult.CUDA_SUCCESS
+    hold_captures_off()
+    result = stream_is_capturing(order, &capturing, function)
+    return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if capturing else result
+
+
 cdef int plain_copy(Record dst, Record src, StreamHandle* order) except -1:
     """Put a copy into a stream, or into the graph that is being captured on it. Both records are lent by the caller."""
     cdef GraphLoan loan
     cdef bint captured = False, ready = False
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
     cdef const char* function = b"cuMemcpyAsync"
-    cdef bint waits = _may_wait(dst, src)
+    cdef bint waits = may_wait(dst, src)
     while not ready and result == cydriver.CUresult.CUDA_SUCCESS:
         captured = lend_to_graph(order, src, dst, &loan)
         with nogil:
@@ -149,6 +165,8 @@ cdef int _copy_with_options(Record dst, Record src, StreamHandle* order, object 
     cdef cydriver.CUmemcpyAttributes attributes = attributes_of(options)
     cdef WithAttributes with_attributes
     cdef cydriver.CUresult result
+    cdef const char* function = b"cuMemcpyWithAttributesAsync"
+    cdef bint waits = may_wait_with(dst, src, options)
     ensure_no_capture(
         order,
         f"{caller} does not support graph capture with options: a graph has no node for a copy with attributes. "
@@ -159,8 +177,13 @@ cdef int _copy_with_options(Record dst, Record src, StreamHandle* order, object 
         ensure_not_during_call(options, "", _NEEDED)
         return plain_copy(dst, src, order)
     with nogil:
-        result = with_attributes(dst.pointer, src.pointer, src.size, &attributes, order.stream)
-    check(result, b"cuMemcpyWithAttributesAsync")
+        result = hold_uncaptured(order, waits, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuMemcpyWithAttributesAsync"
+            result = with_attributes(dst.pointer, src.pointer, src.size, &attributes, order.stream)
+        if not waits:
+            let_captures_begin()
+    check(result, function)
     return 0
 
 

@@ -9,11 +9,14 @@ from libc.stdlib cimport calloc, free
 from cuda.core._driver cimport check, ensure_driver, optional_function
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._batch cimport Loans, buffers_argument
+from cuda.core._capture_lock cimport let_captures_begin
 from cuda.core._memory._copy cimport (
     attributes_of,
     ensure_disjoint,
     ensure_no_capture,
     ensure_not_during_call,
+    hold_uncaptured,
+    may_wait_with,
     plain_copy,
 )
 from cuda.core._stream cimport Stream, Stream_accept
@@ -116,11 +119,19 @@ cdef int _fill_batch(Batch* batch, list sources, list targets, list options) exc
     return 0
 
 
+cdef bint _may_wait(list sources, list targets, list options) except -1:
+    for src, dst, one in zip(sources, targets, options):
+        if may_wait_with(dst, src, one):
+            return True
+    return False
+
+
 cdef int _copy_natively(CopyBatch native, list sources, list targets, list options, StreamHandle* order) except -1:
     cdef Batch batch
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
     cdef const char* function = b"cuMemcpyBatchAsync"
     cdef bint pushed = False
+    cdef bint waits = _may_wait(sources, targets, options)
     batch.count = batch.attribute_count = 0
     batch.dsts = batch.srcs = NULL
     batch.sizes = batch.indices = NULL
@@ -133,11 +144,15 @@ cdef int _copy_natively(CopyBatch native, list sources, list targets, list optio
                 # Other copies need no current context: they take their stream's.
                 result = enter_context_of_stream(order, &pushed, &function)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
-                    function = b"cuMemcpyBatchAsync"
-                    result = native(
-                        batch.dsts, batch.srcs, batch.sizes, batch.count, batch.attributes, batch.indices,
-                        batch.attribute_count, order.stream,
-                    )
+                    result = hold_uncaptured(order, waits, &function)
+                    if result == cydriver.CUresult.CUDA_SUCCESS:
+                        function = b"cuMemcpyBatchAsync"
+                        result = native(
+                            batch.dsts, batch.srcs, batch.sizes, batch.count, batch.attributes, batch.indices,
+                            batch.attribute_count, order.stream,
+                        )
+                    if not waits:
+                        let_captures_begin()
                     leave_stream(pushed)
         check(result, function)
     finally:

@@ -14,10 +14,12 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
+from cuda.core._capture_lock cimport let_captures_begin
 from cuda.core._context cimport device_count
 from cuda.core._driver cimport check, ensure_driver, is_finalizing
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._chains cimport let_go
+from cuda.core._memory._copy cimport hold_uncaptured, may_wait
 from cuda.core._memory._dlpack_abi cimport (
     DL_CPU,
     DL_CUDA,
@@ -332,8 +334,11 @@ cdef StreamHandle* _copying_stream(object number, int device_id, StreamHandle* p
     return handle
 
 
-cdef int _copy_behind(StreamHandle* order, StreamHandle* producer, size_t target, Record source) except -1:
-    """Copy the bytes of ``source``, which is lent, behind the producer's streams."""
+cdef int _copy_behind(StreamHandle* order, StreamHandle* producer, size_t target, Record source, bint waits) except -1:
+    """Copy the bytes of ``source``, which is lent, behind the producer's streams.
+
+    ``waits``: the call may wait for the copy, so that captures may begin meanwhile.
+    """
     cdef cydriver.CUcontext context = NULL, popped = NULL
     cdef cydriver.CUresult result
     cdef const char* function = NULL
@@ -346,13 +351,17 @@ cdef int _copy_behind(StreamHandle* order, StreamHandle* producer, size_t target
             function = b"cuCtxPushCurrent"
             result = cydriver.cuCtxPushCurrent(context)
             if result == cydriver.CUresult.CUDA_SUCCESS:
-                function = b"cuMemcpyAsync"
-                result = cydriver.cuMemcpyAsync(
-                    <cydriver.CUdeviceptr>target,
-                    <cydriver.CUdeviceptr>source.pointer,
-                    source.size,
-                    stream_as_seen_here(order),
-                )
+                result = hold_uncaptured(order, waits, &function)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    function = b"cuMemcpyAsync"
+                    result = cydriver.cuMemcpyAsync(
+                        <cydriver.CUdeviceptr>target,
+                        <cydriver.CUdeviceptr>source.pointer,
+                        source.size,
+                        stream_as_seen_here(order),
+                    )
+                if not waits:
+                    let_captures_begin()
                 cydriver.cuCtxPopCurrent(&popped)
     check(result, function)
     return 0
@@ -377,7 +386,7 @@ cdef object _export_host_copy(Record record, object number, bint versioned):
             producer = ordering_record(record).hold_stream()
             order = _copying_stream(number, _device_of(record), producer)
             ensure_not_capturing(order)
-            _copy_behind(order, producer, <size_t>export.copied, record)
+            _copy_behind(order, producer, <size_t>export.copied, record, True)
             try:
                 wait_for_order(order)
             except BaseException:
@@ -406,7 +415,7 @@ cdef int _copy_into(Record copied, Record source, StreamHandle* order, StreamHan
     try:
         if copied.size < source.size:
             raise ValueError(f"{source.size} bytes were asked for a copy, and allocated was {copied.describe()}")
-        _copy_behind(order, producer, copied.pointer, source)
+        _copy_behind(order, producer, copied.pointer, source, may_wait(copied, source))
     finally:
         end_loan(copied)
     return 0

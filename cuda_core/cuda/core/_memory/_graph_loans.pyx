@@ -260,7 +260,9 @@ cdef int keep_for_graph(StreamHandle* order, object kept, GraphLoan* loan) excep
     cdef cydriver.CUresult result
     cdef Lent* lent
     with nogil:
+        hold_captures_off()
         result = _ask_for_graph(order, &status, &loan.capture, &loan.graph)
+        let_captures_begin()
     check(result, b"cuStreamGetCaptureInfo")
     if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
         raise error_for(cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, b"cuStreamGetCaptureInfo")
@@ -316,18 +318,22 @@ cdef bint _try_to_lend(StreamHandle* order, Record one, Record other, GraphLoan*
     loan.object = NULL
     loan.begun = captures_begun()
     with nogil:
+        hold_captures_off()
         result = cydriver.cuStreamIsCapturing(order.stream, &status)
+        if (
+            result == cydriver.CUresult.CUDA_SUCCESS
+            and status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+        ):
+            captured[0] = True
+            result = _ask_for_graph(order, &status, &loan.capture, &loan.graph)
+        let_captures_begin()
     # The legacy stream refuses to be asked while a stream is captured that it would wait for. So would the operation;
     # but that would invalidate the capture.
-    check(result, b"cuStreamIsCapturing")
-    if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+    check(result, b"cuStreamGetCaptureInfo" if captured[0] else b"cuStreamIsCapturing")
+    if not captured[0]:
         return True
-    with nogil:
-        result = _ask_for_graph(order, &status, &loan.capture, &loan.graph)
-    check(result, b"cuStreamGetCaptureInfo")
-    if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+    if status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:  # one of others', over by now
         return False
-    captured[0] = True
     # A loan of the graph on its own memory would keep a close from making the node that frees it.
     own_one = _is_of_capture(one, loan.capture)
     own_other = other is None or other is one or _is_of_capture(other, loan.capture)

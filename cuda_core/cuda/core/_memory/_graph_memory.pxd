@@ -13,7 +13,7 @@ cdef GraphPlace allocate_in_capture(StreamHandle* order, size_t size)
 cdef cydriver.CUresult where_is(StreamHandle* order, CapturedGraph* graph, Where* where,
                                 const char** function) noexcept nogil
 cdef cydriver.CUresult free_inside(GraphAllocation* allocation, CapturedGraph* graph, StreamHandle* order,
-                                   const char** function) noexcept nogil
+                                   Where* where, const char** function) noexcept nogil
 cdef cydriver.CUresult free_outside(GraphAllocation* allocation, CapturedGraph* graph, StreamHandle* order,
                                     bint* unknown, const char** function) noexcept nogil
 cdef cydriver.CUresult free_left(CapturedGraph* graph, const char** function) noexcept nogil

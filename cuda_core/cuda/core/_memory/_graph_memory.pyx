@@ -11,6 +11,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset, strcmp
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, error_for
 from cuda.core._memory._graph_place cimport (
     PLACE_FREED,
@@ -47,7 +48,7 @@ cdef extern from *:
 
 cdef cydriver.CUresult _capture_of(StreamHandle* order, cydriver.CUstreamCaptureStatus* status, uint64_t* id,
                                    cydriver.CUgraph* graph, const char** function) noexcept nogil:
-    """Ask which capture a stream is in. A question, never a disturbance of the capture."""
+    """Ask which capture a stream is in, with captures held off. A question, never a disturbance of the capture."""
     cdef cydriver.cuuint64_t number = 0
     cdef bint pushed = False
     cdef cydriver.CUresult result = enter_stream(order, &pushed, function)
@@ -64,6 +65,16 @@ cdef cydriver.CUresult _capture_of(StreamHandle* order, cydriver.CUstreamCapture
 cdef cydriver.CUresult where_is(StreamHandle* order, CapturedGraph* graph, Where* where,
                                 const char** function) noexcept nogil:
     """Ask whether streams are in the capture of a graph. Of several, one that is elsewhere decides, then one inside."""
+    cdef cydriver.CUresult result
+    hold_captures_off()
+    result = _find(order, graph, where, function)
+    let_captures_begin()
+    return result
+
+
+cdef cydriver.CUresult _find(StreamHandle* order, CapturedGraph* graph, Where* where,
+                             const char** function) noexcept nogil:
+    """The same with captures held off."""
     cdef cydriver.CUstreamCaptureStatus status
     cdef cydriver.CUresult result
     cdef Where one
@@ -74,7 +85,7 @@ cdef cydriver.CUresult where_is(StreamHandle* order, CapturedGraph* graph, Where
         return cydriver.CUresult.CUDA_SUCCESS
     if order.kind == STREAM_SET:
         for member in range(order.member_count):
-            result = where_is(order.members[member], graph, &one, function)
+            result = _find(order.members[member], graph, &one, function)
             if result != cydriver.CUresult.CUDA_SUCCESS:
                 return result
             where[0] = max(where[0], one)
@@ -119,10 +130,25 @@ cdef cydriver.CUresult look_at_all(CapturedGraph* graph, const char** function) 
 # --- allocating ---------------------------------------------------------------------------------------------------
 
 
-cdef int _watch(CapturedGraph* known, cydriver.CUgraph graph) except -1:
-    """Let the driver tell when the graph is gone."""
+cdef cydriver.CUresult _ask_for_graph(StreamHandle* order, uint64_t id, cydriver.CUgraph* graph,
+                                      const char** function) noexcept nogil:
+    """Ask for the graph of a capture that was seen on a stream, with captures held off. One that is over is refused."""
+    cdef cydriver.CUstreamCaptureStatus status
+    cdef uint64_t seen = 0
+    cdef cydriver.CUresult result = _capture_of(order, &status, &seen, graph, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS and (
+        status != cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE or seen != id
+    ):
+        result = cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    return result
+
+
+cdef int _watch(CapturedGraph* known, StreamHandle* order) except -1:
+    """Let the driver tell when the graph is gone that is being captured on a stream."""
     cdef cydriver.CUuserObject watcher = NULL
+    cdef cydriver.CUgraph graph = NULL
     cdef cydriver.CUresult result
+    cdef const char* function = NULL
     cdef Gone* gone = <Gone*>calloc(1, sizeof(Gone))
     if gone == NULL:
         raise MemoryError("no memory for a graph")
@@ -135,13 +161,18 @@ cdef int _watch(CapturedGraph* known, cydriver.CUgraph graph) except -1:
         free(gone)
         check(result, b"cuUserObjectCreate")
     with nogil:
-        result = cydriver.cuGraphRetainUserObject(
-            graph, watcher, 1, cydriver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
-        )
+        hold_captures_off()
+        result = _ask_for_graph(order, known.id, &graph, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            function = b"cuGraphRetainUserObject"
+            result = cydriver.cuGraphRetainUserObject(
+                graph, watcher, 1, cydriver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
+            )
+        let_captures_begin()
         if result != cydriver.CUresult.CUDA_SUCCESS:
             end_user_object(watcher)
             let_go_of(gone)
-    check(result, b"cuGraphRetainUserObject")
+    check(result, function)
     with nogil:
         pthread_mutex_lock(&known.mutex)
         if known.gone == NULL:
@@ -173,7 +204,9 @@ cdef GraphPlace allocate_in_capture(StreamHandle* order, size_t size):
     cdef bint pushed = False, watched
     cdef uint64_t id = 0
     with nogil:
-        result = _capture_of(order, &status, &id, &graph, &function)
+        hold_captures_off()
+        result = _capture_of(order, &status, &id, NULL, &function)
+        let_captures_begin()
     check(result, function)
     if status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
         raise RuntimeError(
@@ -191,22 +224,27 @@ cdef GraphPlace allocate_in_capture(StreamHandle* order, size_t size):
         watched = known.gone != NULL
         pthread_mutex_unlock(&known.mutex)
     if not watched:
-        _watch(known, graph)
+        _watch(known, order)
     allocation = <GraphAllocation*>calloc(1, sizeof(GraphAllocation))
     if allocation == NULL:
         raise MemoryError("no memory for an allocation of a graph")
     with nogil:
         result = enter_stream(order, &pushed, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
-            # The call counts among those that another capture, anywhere in the process, forbids.
-            function = b"cuThreadExchangeStreamCaptureMode"
-            result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+            hold_captures_off()
+            # Behind the capture it would be an allocation that no graph has.
+            result = _ask_for_graph(order, known.id, &graph, &function)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                # The call counts among those that another capture, anywhere in the process, forbids.
+                function = b"cuThreadExchangeStreamCaptureMode"
+                result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
             if result == cydriver.CUresult.CUDA_SUCCESS:
                 function = b"cuMemAllocAsync"
                 result = cydriver.cuMemAllocAsync(
                     <cydriver.CUdeviceptr*>&allocation.address, size, stream_as_seen_here(order)
                 )
                 cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+            let_captures_begin()
             leave_stream(pushed)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             pthread_mutex_lock(&known.mutex)
@@ -317,18 +355,26 @@ cdef cydriver.CUresult _capture_free(GraphAllocation* allocation, StreamHandle* 
 
 
 cdef cydriver.CUresult free_inside(GraphAllocation* allocation, CapturedGraph* graph, StreamHandle* order,
-                                   const char** function) noexcept nogil:
+                                   Where* where, const char** function) noexcept nogil:
     """Make a free node behind what is on the streams now, in the capture that has made the allocation.
+
+    ``where`` tells where the streams are by now. Outside of that capture nothing is done: a free there would be none of
+    the graph's.
 
     Another stream may go on already from where a stream is. A node more there would leave the capture unjoined, so a
     stream takes up the node only where it is known that it is joined later.
     """
     cdef cydriver.CUresult result
-    if order.kind != STREAM_SET and continues(graph, order.stream):
-        result = _capture_free(allocation, order, function)
-    else:
-        result = _add_free_node(allocation, graph, order, function)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
+    cdef bint goes_on = order.kind != STREAM_SET and continues(graph, order.stream)
+    hold_captures_off()
+    result = _find(order, graph, where, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS and where[0] == Where.INSIDE:
+        if goes_on:
+            result = _capture_free(allocation, order, function)
+        else:
+            result = _add_free_node(allocation, graph, order, function)
+    let_captures_begin()
+    if result == cydriver.CUresult.CUDA_SUCCESS and where[0] == Where.INSIDE:
         pthread_mutex_lock(&graph.mutex)
         allocation.place = PLACE_FREED
         pthread_mutex_unlock(&graph.mutex)

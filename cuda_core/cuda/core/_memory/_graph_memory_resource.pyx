@@ -8,6 +8,7 @@ from cuda.bindings cimport cydriver
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport device_of_context
 from cuda.core._driver cimport check, ensure_driver, error_for
 from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, NEVER_WAIT, Record
@@ -127,7 +128,7 @@ cdef int _free_place(Record record, GraphPlace place, StreamHandle* order, int w
     with nogil:
         result = where_is(order, graph, &where, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS and where == Where.INSIDE:
-            result = free_inside(allocation, graph, order, &function)
+            result = free_inside(allocation, graph, order, &where, &function)
     if result == cydriver.CUresult.CUDA_SUCCESS and where == Where.INSIDE:
         return CLOSE_DONE
     if result == cydriver.CUresult.CUDA_SUCCESS and where == Where.ELSEWHERE:
@@ -167,12 +168,14 @@ cdef cydriver.CUresult _free_address(uintptr_t address, StreamHandle* order, con
     result = enter_stream(order, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
+    hold_captures_off()
     function[0] = b"cuThreadExchangeStreamCaptureMode"
     result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuMemFreeAsync"
         result = cydriver.cuMemFreeAsync(address, stream_as_seen_here(order))
         cydriver.cuThreadExchangeStreamCaptureMode(&mode)
+    let_captures_begin()
     leave_stream(pushed)
     return result
 

@@ -190,7 +190,9 @@ cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) excep
             )
             raise error
     with nogil:
+        hold_captures_off()
         result = _wait_behind(consumer, producer, True, &gone, &function)
+        let_captures_begin()
     if not gone:
         check(result, function)
     return 0

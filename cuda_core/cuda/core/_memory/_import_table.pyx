@@ -32,7 +32,7 @@ from cuda.core._stream_handle cimport (
     StreamHandle,
     release_stream,
     retain_stream,
-    stream_is_capturing,
+    ask_whether_captured,
     stream_is_gone,
     stream_is_idle,
 )
@@ -265,7 +265,7 @@ cdef cydriver.CUresult _leave_to_others(ImportedPointer* entry, StreamHandle* or
     cdef cydriver.CUresult result
     cdef bint capturing = False, idle = True
     if order != NULL:
-        result = stream_is_capturing(order, &capturing, function)
+        result = ask_whether_captured(order, &capturing, function)
         if result == cydriver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED or stream_is_gone(order, result):
             order = NULL  # nothing of it runs any more
         elif result != cydriver.CUresult.CUDA_SUCCESS:

@@ -33,6 +33,7 @@ from cuda.core._stream cimport Stream, Stream_accept, bind_stream
 from cuda.core._stream_handle cimport (
     STREAM_FOREIGN,
     StreamHandle,
+    ask_whether_captured,
     enter_stream,
     leave_stream,
     stream_as_seen_here,
@@ -409,7 +410,7 @@ cdef class _MemPool(IndexedResource):
         cdef const char* asked = NULL
         if not capturing:  # known before; one begun meanwhile, elsewhere, may be behind any refusal
             with nogil:
-                stream_is_capturing(order, &capturing, &asked)
+                ask_whether_captured(order, &capturing, &asked)
         if capturing:
             raise RuntimeError(
                 f"{type(self).__name__} cannot allocate on a stream that is being captured: memory of a graph comes "

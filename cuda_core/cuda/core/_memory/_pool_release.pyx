@@ -23,6 +23,7 @@ from cuda.core._stream_handle cimport (
     STREAM_OWNED,
     STREAM_SET,
     StreamHandle,
+    ask_whether_captured,
     create_own_stream,
     enter_stream,
     leave_stream,
@@ -62,7 +63,7 @@ cdef cydriver.CUresult free_in_order(uintptr_t address, StreamHandle* order, Pen
         order != NULL
         and result != cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         and not is_hopeless(result)
-        and stream_is_capturing(order, &capturing, &asked) == cydriver.CUresult.CUDA_SUCCESS
+        and ask_whether_captured(order, &capturing, &asked) == cydriver.CUresult.CUDA_SUCCESS
         and capturing
     ):
         # Begun meanwhile, elsewhere: that is what the refusal is about, whatever it says.

@@ -48,7 +48,7 @@ from cuda.core._stream_handle cimport (
     is_of_capture,
     release_stream,
     retain_stream,
-    stream_is_capturing,
+    ask_whether_captured,
     stream_is_idle,
 )
 
@@ -278,7 +278,7 @@ cdef bint _try_job(Job* job, bint* blocked) noexcept nogil:
         idle = readiness == READY
         blocked[0] = readiness == BLOCKED
     elif job.order != NULL:
-        result = stream_is_capturing(job.order, blocked, &function)
+        result = ask_whether_captured(job.order, blocked, &function)
         if blocked[0]:
             return False  # until the capture ends, which may be up to a thread that waits for memory
         if result == cydriver.CUresult.CUDA_SUCCESS:

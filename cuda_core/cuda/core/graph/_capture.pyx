@@ -3,7 +3,13 @@
 
 from cuda.bindings cimport cydriver
 
-from cuda.core._capture_lock cimport capture_has_ended, enter_capture, leave_capture
+from cuda.core._capture_lock cimport (
+    capture_has_ended,
+    enter_capture,
+    hold_captures_off,
+    leave_capture,
+    let_captures_begin,
+)
 from cuda.core._driver cimport check, ensure_driver, error_for, is_hopeless
 from cuda.core._memory._graph_place cimport (
     CapturedGraph,
@@ -51,10 +57,10 @@ cdef GraphReference begin_capture(StreamHandle* order, int mode):
             enter_capture()
             result = cydriver.cuStreamBeginCapture(order.stream, <cydriver.CUstreamCaptureMode>mode)
             begun = result == cydriver.CUresult.CUDA_SUCCESS
+            if begun:
+                function = b"cuStreamGetCaptureInfo"
+                result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, &id, NULL, NULL, NULL, NULL)
             leave_capture(begun)
-        if begun:
-            function = b"cuStreamGetCaptureInfo"
-            result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, &id, NULL, NULL, NULL, NULL)
     try:
         check(result, function)
         reference = reference_of_capture(id)
@@ -125,7 +131,9 @@ cdef cydriver.CUstreamCaptureStatus capture_status(StreamHandle* order) except *
         result = enter_stream(order, &pushed, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function = b"cuStreamIsCapturing"
+            hold_captures_off()
             result = cydriver.cuStreamIsCapturing(stream_as_seen_here(order), &status)
+            let_captures_begin()
             leave_stream(pushed)
     check(result, function)
     return status
