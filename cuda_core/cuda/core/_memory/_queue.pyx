@@ -442,20 +442,22 @@ cdef bint _something_is_new() noexcept nogil:
     return new
 
 
-cdef bint _ask_groups(Groups* groups, bint* ended) noexcept nogil:
-    """Ask for each group once, the one first that was asked longest ago. False if there is something new before."""
-    cdef long left = groups.count
+cdef long _ask_groups(Groups* groups, long left, bint* ended) noexcept nogil:
+    """Ask for so many groups, the one first that was asked longest ago. Return how many are left when something is new.
+
+    However many there are, whoever waits for a new one does not wait for them.
+    """
     cdef Job* first
+    left = min(left, groups.count)
     while left:
         left -= 1
         first = groups.first
         _unlink_group(groups, NULL, first)
         if _try_group(groups, first):
             ended[0] = True
-        # However many there are, whoever waits for a new one does not wait for them.
         if left and _something_is_new():
-            return False
-    return True
+            break
+    return left
 
 
 cdef void* _reap(void* unused) noexcept nogil:
@@ -465,35 +467,40 @@ cdef void* _reap(void* unused) noexcept nogil:
     cdef Job* following
     cdef long pause = 50000
     cdef long long due = 0     # when the groups are asked again
-    cdef bint ended, all_
+    cdef long left = 0         # of the groups that are being asked; what is new comes between
+    cdef bint ended
     groups.first = groups.last = NULL
     groups.count = 0
     pthread_mutex_lock(&_mutex)
     while not _stopping.load():
         if _jobs == NULL and groups.first == NULL:
             pthread_cond_wait(&_changed, &_mutex)
-            pause, due = 50000, 0
+            pause, due, left = 50000, 0, 0
             continue
         # Take the list, so that the streams are asked without the lock; new jobs gather behind.
         job = _jobs
         _jobs = NULL
         _last = NULL
         pthread_mutex_unlock(&_mutex)
-        ended, all_ = False, True
+        ended = False
         while job != NULL and not _stopping.load():
             following = job.next
             if _try_group(&groups, _take_group_for(&groups, job)):
                 ended = True
             job = following
-        if ended or _now() >= due:
-            all_ = _ask_groups(&groups, &ended)
+        # Each is asked once between two pauses, or new ones that come without a pause would have all of them asked
+        # without one.
+        if ended or (left == 0 and _now() >= due):
+            left = groups.count
+        if left:
+            left = _ask_groups(&groups, left, &ended)
             if ended:
                 pause, due = 50000, 0
-            elif all_:
+            elif left == 0:
                 due = _now() + pause
                 pause = min(pause * 2, 2000000)
         pthread_mutex_lock(&_mutex)
-        if groups.first != NULL and _jobs == NULL and not ended and all_ and not _stopping.load():
+        if groups.first != NULL and _jobs == NULL and not ended and left == 0 and not _stopping.load():
             pthread_cond_broadcast(&_changed)
             _sleep(min(max(due - _now(), 1000), 2000000))
     _ended = True
