@@ -406,7 +406,9 @@ cdef class Stream:
             ensure_driver()
             handle = self._hold()
             with nogil:
+                hold_captures_off()
                 result = cydriver.cuStreamGetPriority(handle.stream, &priority)
+                let_captures_begin()
                 release_stream(handle)
             check(result, b"cuStreamGetPriority")
             self._priority = priority
