@@ -66,7 +66,7 @@ void note_end(const void *thing);
 void check_ended(const void *thing);
 
 struct Overlaps {
-    static constexpr std::size_t kept_entries = 1000;
+    static constexpr std::size_t kept_entries = 100;
     std::vector<std::pair<const char *, const char *>> calls;  // a function, and the other thread's
     std::uint64_t total = 0;
 };

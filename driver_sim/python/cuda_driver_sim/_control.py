@@ -68,7 +68,7 @@ class Overlaps(tuple[Overlap, ...]):
     Attributes
     ----------
     total : int
-        How many there were. The list keeps the first 1,000 of them.
+        How many there were. The list keeps the first 100 of them.
     """
 
     total: int
@@ -193,15 +193,16 @@ def overlaps() -> Overlaps:
     Returns
     -------
     Overlaps
-        Calls on a stream beside the begin or the end of its capture by another thread, and calls of two threads
-        at one time on the same capture, graph or executable graph, those included that only ask something. A
-        call is listed once.
+        Calls on a stream beside the begin or the end of its capture by another thread, and calls of two
+        threads at one time on the same capture, graph or executable graph, those included that only ask
+        something. A call is listed once.
 
     Notes
     -----
     A real driver does not keep such calls apart; the simulated one does, and notes them. What is listed did
-    happen. That nothing is listed proves little for one run: the calls of two threads overlap by chance, so call
-    in loops. In front of the real driver nothing is seen, and the list is empty.
+    happen. That nothing is listed proves little for a single call, as two overlap by chance: call in loops,
+    best while a further thread keeps the driver at work. In front of the real driver nothing is seen, and
+    the list is empty.
 
     Examples
     --------
