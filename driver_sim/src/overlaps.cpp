@@ -32,10 +32,10 @@ void note_overlap(const char *other_function) {
     this_call.entered = UINT64_MAX;
     this_call.beside_use = nullptr;
     std::lock_guard<std::mutex> guard(registry().mutex);
-    total.fetch_add(1, std::memory_order_relaxed);
     Overlaps &list = noted();
     if (list.calls.size() < Overlaps::kept_entries)
         list.calls.emplace_back(this_call.function, other_function);
+    total.fetch_add(1, std::memory_order_relaxed);
 }
 
 void note_end(const void *thing) {
