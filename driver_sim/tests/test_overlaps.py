@@ -217,6 +217,35 @@ def test_a_branch_of_a_capture(stream, other_stream, plain, slow_calls):
     ok(cu.cuEventDestroy(done))
 
 
+def test_an_event_of_a_capture(stream, plain, slow_calls):
+    event = ok(cu.cuEventCreate(0))
+    ok(cu.cuStreamBeginCapture(stream, RELAXED))
+    ok(cu.cuEventRecord(event, stream))
+    asked = together(
+        lambda: cu.cuEventQuery(event),
+        lambda: cu.cuMemsetD8Async(plain, 1, 8, stream),
+        until=seen_beside("cuEventQuery", "cuMemsetD8Async"),
+    )
+    cu.cuStreamEndCapture(stream)  # which a question has broken
+    ok(cu.cuEventDestroy(event))
+    assert asked
+
+
+@pytest.mark.parametrize(
+    "names", [("cuMemsetD8Async", "cuStreamDestroy"), ("cuStreamDestroy", "cuMemsetD8Async")]
+)
+def test_a_captured_stream_is_destroyed(names, plain, context, slow_calls):
+    def both():
+        ok(cu.cuCtxSetCurrent(context))
+        stream = ok(cu.cuStreamCreate(1))
+        ok(cu.cuStreamBeginCapture(stream, RELAXED))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(cu.cuMemsetD8Async, plain, 1, 8, stream)
+            ok(cu.cuStreamDestroy(stream))
+
+    assert together(both, until=seen(sim.Overlap(*names))), sim.overlaps()
+
+
 @pytest.fixture
 def graph(stream, plain):
     handle = captured(stream, lambda: cu.cuMemsetD8Async(plain, 1, 8, stream))
