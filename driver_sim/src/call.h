@@ -2,6 +2,7 @@
 // How a driver function is defined: counted, failed on request, logged, and found by name.
 #pragma once
 
+#include "overlaps.h"
 #include "passthrough.h"
 
 #include <cuda.h>
@@ -61,6 +62,7 @@ CUresult answer(Function &function, Needs needs, Body &&body, Real &&onward) {
     } else if (needs == Needs::Initialisation && !ready.load(std::memory_order_acquire)) {
         result = CUDA_ERROR_NOT_INITIALIZED;
     } else {
+        enter_call(function.name);
         try {
             result = body();
         } catch (const std::bad_alloc &) {
@@ -70,6 +72,7 @@ CUresult answer(Function &function, Needs needs, Body &&body, Real &&onward) {
         } catch (CUresult refused) {
             result = refused;
         }
+        leave_call();
     }
     if (result != CUDA_SUCCESS || noting.load(std::memory_order_relaxed) != 0)
         note_answer(function, result);

@@ -15,9 +15,18 @@ std::vector<std::shared_ptr<Capture>> &captures() {
     return *list;
 }
 
+// Where a stream gets into a capture or out of it, by a call that has noted its use.
+void note_boundary(Stream &stream) {
+    if (this_call.beside_use)
+        note_overlap(this_call.beside_use);
+    stream.last_boundary.note();
+}
+
 void finish(const std::shared_ptr<Capture> &capture) {
-    for (auto &entry : capture->last)
+    for (auto &entry : capture->last) {
+        note_boundary(*entry.first);
         entry.first->capture.reset();
+    }
     auto &list = captures();
     list.erase(std::remove(list.begin(), list.end(), capture), list.end());
 }
@@ -45,6 +54,7 @@ CUresult begin(CUstream handle, CUstreamCaptureMode mode) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (stream->capture)
         return CUDA_ERROR_ILLEGAL_STATE;
+    note_boundary(*stream);
     auto capture = std::make_shared<Capture>();
     capture->origin = stream;
     capture->mode = mode;
@@ -192,6 +202,7 @@ CUresult capture_wait(Stream &stream, Event &event) {
         stream.capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
+    source->graph->last_touch.touch();
     if (stream.capture && stream.capture != source) {
         stream.capture->invalid = source->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_MERGE;
@@ -202,6 +213,8 @@ CUresult capture_wait(Stream &stream, Event &event) {
         source->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
+    if (!stream.capture)
+        note_boundary(stream);
     stream.capture = source;
     auto &last = source->last[&stream];
     for (Node *node : event.captured_behind)
@@ -214,6 +227,7 @@ void end_capture_of(Stream &stream) {
     std::shared_ptr<Capture> capture = stream.capture;
     if (!capture)
         return;
+    capture->graph->last_touch.touch();
     if (capture->origin == &stream) {
         finish(capture);
         return;
@@ -222,6 +236,7 @@ void end_capture_of(Stream &stream) {
     auto &last = capture->last[&stream];
     capture->abandoned.insert(capture->abandoned.end(), last.begin(), last.end());
     capture->last.erase(&stream);
+    note_boundary(stream);
     stream.capture.reset();
 }
 

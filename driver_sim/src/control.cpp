@@ -4,6 +4,7 @@
 
 #include "driver.h"
 #include "live.h"
+#include "overlaps.h"
 #include "registry.h"
 #include "reports.h"
 #include "summary.h"
@@ -81,6 +82,14 @@ extern "C" SIM_EXPORT size_t cudaDriverSimRefused(char *out, size_t capacity) {
     return write_out(answers(r.refused_total, r.refused), out, capacity);
 }
 
+extern "C" SIM_EXPORT size_t cudaDriverSimOverlaps(char *out, size_t capacity) {
+    Overlaps noted = overlaps();
+    std::string text = std::to_string(noted.total) + '\n';
+    for (auto &[function, other] : noted.calls)
+        text += std::string(function) + ' ' + other + '\n';
+    return write_out(text, out, capacity);
+}
+
 extern "C" SIM_EXPORT size_t cudaDriverSimFunctions(char *out, size_t capacity) {
     std::string text;
     for (auto &entry : registry().functions)
@@ -156,7 +165,7 @@ extern "C" SIM_EXPORT int cudaDriverSimRun(void *stream) {
         Stream *s;
         if (!stream) {
             run_everything(lock);
-        } else if (CUresult bad = resolve_stream(static_cast<CUstream>(stream), s)) {
+        } else if (CUresult bad = find_stream(static_cast<CUstream>(stream), s)) {
             return bad;
         } else {
             wait_for_stream(lock, *s);

@@ -33,6 +33,10 @@ size_t cudaDriverSimCalls(char *out, size_t capacity);
 size_t cudaDriverSimCallsInChildren(char *out, size_t capacity);
 /* First the total, then "function result" for each refused call since the last reset (bounded). */
 size_t cudaDriverSimRefused(char *out, size_t capacity);
+/* First the total, then "function other_function" for each call since the last reset that came beside another thread's
+ * begin or end of a capture of the same stream, or beside its call on the same capture, graph or executable graph
+ * (bounded). A real driver does not keep such calls apart; in front of one none are seen. */
+size_t cudaDriverSimOverlaps(char *out, size_t capacity);
 /* The names of all functions, and of those that were asked for and are absent. */
 size_t cudaDriverSimFunctions(char *out, size_t capacity);
 size_t cudaDriverSimAbsent(char *out, size_t capacity);
@@ -46,7 +50,7 @@ size_t cudaDriverSimResults(char *out, size_t capacity);
 int cudaDriverSimFail(const char *name, unsigned long long nth, int result, int sticky);
 unsigned long long cudaDriverSimFired(int failure);
 void cudaDriverSimDisarm(int failure);
-/* Forgets counts and refused calls; objects, logs and armed failures stay. */
+/* Forgets counts, refused calls and overlaps; objects, logs and armed failures stay. */
 void cudaDriverSimReset(void);
 
 /* Logs are independent of one another. An open one lists all calls from now on; a closed one can be read

@@ -80,6 +80,7 @@ struct Stream {
     std::deque<Work> queue;
     std::map<Stream *, std::uint64_t> behind;  // what it waits for: another stream, up to which order
     std::shared_ptr<Capture> capture;
+    Touch last_use, last_boundary;  // the latter where it gets into a capture or out of it
 
     bool idle() const { return queue.empty() && !running_host_function; }
     bool blocking() const { return !(flags & CU_STREAM_NON_BLOCKING); }
@@ -284,6 +285,8 @@ std::uint64_t thread_number();
 // capture, and only asking whether it is capturing does not.
 enum class LegacyUse { Used, Asked };
 CUresult resolve_stream(CUstream handle, Stream *&stream, LegacyUse use = LegacyUse::Used);
+CUresult find_stream(CUstream handle, Stream *&stream, LegacyUse use = LegacyUse::Used);  // which is no use of it
+void note_use(Stream &stream);  // by the call of this thread
 CUresult bad_stream(const Stream *stream);  // what a handle that names no stream is answered with
 CUresult default_stream(Stream *&stream);  // of the current context, legacy or per-thread
 Stream *legacy_stream(Context &context);

@@ -12,9 +12,12 @@ CUresult known(CUevent handle, Event *&event) {
 
 // An event that was last recorded in a capture has nothing that could be waited for.
 CUresult check_wait(const Event &event) {
-    if (std::shared_ptr<Capture> capture = event.captured_in.lock(); capture && !capture->invalid) {
-        capture->invalid = true;
-        return CUDA_ERROR_CAPTURED_EVENT;
+    if (std::shared_ptr<Capture> capture = event.captured_in.lock()) {
+        capture->graph->last_touch.touch();
+        if (!capture->invalid) {
+            capture->invalid = true;
+            return CUDA_ERROR_CAPTURED_EVENT;
+        }
     }
     if (event.captured)
         return CUDA_ERROR_INVALID_VALUE;

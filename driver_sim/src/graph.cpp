@@ -6,24 +6,37 @@
 
 namespace sim {
 
+namespace {
+
+template <class Thing> Thing *touched(Thing *thing, bool is_there) {
+    if (!is_there) {
+        check_ended(thing);
+        return nullptr;
+    }
+    thing->last_touch.touch();
+    return thing;
+}
+
+}  // namespace
+
 Graph *graph_of(CUgraph handle) {
     auto *graph = reinterpret_cast<Graph *>(handle);
-    return driver().graphs.count(graph) ? graph : nullptr;
+    return touched(graph, driver().graphs.count(graph) != 0);
 }
 
 // The graph of a running capture, too: it may be looked at and given user objects, not destroyed or instantiated.
 Graph *graph_or_capture_of(CUgraph handle) {
-    if (Graph *graph = graph_of(handle))
-        return graph;
-    for (Graph *graph : graphs_in_captures())
-        if (graph == reinterpret_cast<Graph *>(handle))
-            return graph;
-    return nullptr;
+    auto *graph = reinterpret_cast<Graph *>(handle);
+    bool is_there = driver().graphs.count(graph) != 0;
+    if (!is_there)
+        for (Graph *captured : graphs_in_captures())
+            is_there = is_there || captured == graph;
+    return touched(graph, is_there);
 }
 
 ExecutableGraph *executable_of(CUgraphExec handle) {
     auto *graph = reinterpret_cast<ExecutableGraph *>(handle);
-    return driver().executable_graphs.count(graph) ? graph : nullptr;
+    return touched(graph, driver().executable_graphs.count(graph) != 0);
 }
 
 void drop(UserObject *object, unsigned count) {
@@ -151,8 +164,10 @@ Node *node_of(CUgraphNode handle) {
     graphs.insert(graphs.end(), driver().graphs.begin(), driver().graphs.end());
     for (Graph *graph : graphs)
         for (auto &node : graph->nodes)
-            if (node.get() == reinterpret_cast<Node *>(handle))
+            if (node.get() == reinterpret_cast<Node *>(handle)) {
+                graph->last_touch.touch();
                 return node.get();
+            }
     return nullptr;
 }
 
@@ -179,6 +194,7 @@ std::vector<std::size_t> order_of_steps(const ExecutableGraph &graph) {
 }
 
 void destroy_graph(Graph *graph) {
+    note_end(graph);
     driver().graphs.erase(graph);
     for (auto &entry : graph->user_objects)
         drop(entry.first, entry.second);
@@ -286,6 +302,7 @@ DRIVER_CALL("cuGraphExecDestroy", cuGraphExecDestroy, 10000, (CUgraphExec hGraph
     if (CUresult bad = check_capture_allows())
         return bad;
     driver().executable_graphs.erase(graph);
+    note_end(graph);
     if (graph->memory)
         --graph->memory->executables;
     delete graph;  // its launches in flight still hold its user objects

@@ -60,6 +60,7 @@ struct Graph {
     std::shared_ptr<GraphMemory> memory;
     std::vector<std::shared_ptr<GraphMemory>> borrowed;  // of other graphs, that this one frees
     References user_objects;
+    Touch last_touch;  // while it is captured, too
 };
 
 struct ExecutableGraph {
@@ -75,6 +76,7 @@ struct ExecutableGraph {
     std::vector<std::shared_ptr<GraphMemory>> borrowed;
     std::shared_ptr<const HeldObjects> user_objects;  // held by the work of its launches, too
     unsigned long long flags = 0;
+    Touch last_touch;
 };
 
 struct Capture {

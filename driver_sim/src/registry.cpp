@@ -26,6 +26,7 @@ namespace {
 void after_fork_in_child() {
     Registry &r = registry();
     r.mutex.unlock();
+    forget_overlaps();  // the parent's
     if (r.initialised_before_reset || function_named("cuInit").calls.load(std::memory_order_relaxed))
         orphaned = true;
 }
@@ -146,6 +147,7 @@ void Registry::forget_log(int id) {
 
 void Registry::reset() {
     report_reset();
+    forget_overlaps();
     std::lock_guard<std::mutex> guard(mutex);
     if (function_named("cuInit").calls.load(std::memory_order_relaxed))
         initialised_before_reset = true;

@@ -4,6 +4,7 @@
 #include "call.h"
 #include "control.h"
 #include "live.h"
+#include "overlaps.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -38,6 +39,8 @@ struct Record {
     std::uint64_t live[live_kinds];
     std::uint64_t refused_total;
     Refused refused[64];
+    std::uint64_t overlaps_total;
+    char first_overlap[64], beside[64];
     char command[256];
 };
 
@@ -120,6 +123,17 @@ void write_refused(const char *function, CUresult result) {
     }
 }
 
+void write_overlaps() {
+    if (record->overlaps_total == overlaps_total())
+        return;
+    Overlaps noted = overlaps();
+    record->overlaps_total = noted.total;
+    if (noted.calls.empty())
+        return;
+    std::strncpy(record->first_overlap, noted.calls.front().first, sizeof record->first_overlap - 1);
+    std::strncpy(record->beside, noted.calls.front().second, sizeof record->beside - 1);
+}
+
 void stop_telling() {
     if (telling.exchange(false))
         noting.fetch_sub(1);
@@ -166,6 +180,7 @@ void report_call(const char *refused, CUresult result) {
         std::memcpy(record->live, counts.data(), sizeof record->live);
         if (refused)
             write_refused(refused, result);
+        write_overlaps();
     });
 }
 
@@ -177,6 +192,7 @@ void report_reset() {
             return;
         record->refused_total = 0;
         std::memset(record->refused, 0, sizeof record->refused);
+        record->overlaps_total = 0;
     });
 }
 
@@ -213,7 +229,7 @@ void report_end() {
     if (!record)
         return;
     with_live_objects([](const LiveCounts &counts) {
-        bool silent = record->refused_total == 0;
+        bool silent = record->refused_total == 0 && record->overlaps_total == 0;
         for (int kind = 0; kind < live_kinds; ++kind) {
             record->live[kind] = counts[kind];
             silent = silent && (counts[kind] == 0 || kind == LIVE_PRIMARY_CONTEXT);
@@ -242,7 +258,9 @@ Reports reports() {
         if (pread(file_of_top, static_cast<void *>(&r), sizeof r, off_t(offset_of(number))) != ssize_t(sizeof r))
             break;
         r.command[sizeof r.command - 1] = 0;
-        Report report{r.process, r.exited != 0, r.command, {}, r.refused_total, {}};
+        r.first_overlap[sizeof r.first_overlap - 1] = r.beside[sizeof r.beside - 1] = 0;
+        OverlappingCalls overlapping{r.overlaps_total, r.first_overlap, r.beside};
+        Report report{r.process, r.exited != 0, r.command, {}, r.refused_total, {}, overlapping};
         std::copy(std::begin(r.live), std::end(r.live), report.live.begin());
         for (Refused &entry : r.refused)
             if (entry.count) {

@@ -22,6 +22,11 @@ struct RefusedCalls {
     std::uint64_t count;
 };
 
+struct OverlappingCalls {  // how many, and the names of the first one and of the other thread's
+    std::uint64_t total = 0;
+    std::string first, beside;
+};
+
 struct Report {
     std::int32_t process;
     bool exited;  // by way of its exit handlers
@@ -29,6 +34,7 @@ struct Report {
     LiveCounts live;
     std::uint64_t refused_total;
     std::vector<RefusedCalls> refused;
+    OverlappingCalls overlaps;
 };
 
 struct Reports {

@@ -60,10 +60,29 @@ CUresult default_stream(Stream *&stream) {
 }
 
 CUresult bad_stream(const Stream *stream) {
-    return was_destroyed(stream) ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
+    if (!was_destroyed(stream))
+        return CUDA_ERROR_INVALID_HANDLE;
+    stream->last_boundary.check();  // its end can have been that of a capture
+    return CUDA_ERROR_INVALID_CONTEXT;
+}
+
+void note_use(Stream &stream) {
+    stream.last_boundary.check();
+    if (stream.last_use.beside())  // which matters if this call turns out to begin or end a capture
+        this_call.beside_use = stream.last_use.function;
+    stream.last_use.note();
+    if (stream.capture)
+        stream.capture->graph->last_touch.touch();
 }
 
 CUresult resolve_stream(CUstream handle, Stream *&stream, LegacyUse use) {
+    CUresult bad = find_stream(handle, stream, use);
+    if (!bad)
+        note_use(*stream);
+    return bad;
+}
+
+CUresult find_stream(CUstream handle, Stream *&stream, LegacyUse use) {
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
         Context *context;
         if (CUresult bad = usable_context(context))
@@ -97,6 +116,7 @@ DRIVER_CALL("cuStreamDestroy", cuStreamDestroy_v2, 4000, (CUstream hStream), (hS
     auto found = d.streams.find(stream);
     if (found == d.streams.end())
         return bad_stream(stream);
+    note_use(*stream);
     end_capture_of(*stream);
     d.streams.erase(found);
     d.recent_stream = nullptr;
@@ -153,8 +173,8 @@ DRIVER_CALL_ON_STREAM("cuStreamWaitEvent", cuStreamWaitEvent, 3020,
         return capture_wait(*s, *event);
     if (event->shared && (!event->recorded || event->recorded->done)) {
         wait_for_shared(lock, event->shared);
-        // Another thread may have ended them meanwhile.
-        if (CUresult bad = resolve_stream(stream, s))
+        // Another thread may have ended them meanwhile. A real driver does not wait here: this is no second use.
+        if (CUresult bad = find_stream(stream, s))
             return bad;
         if (!d.events.count(event))
             return bad_event(event);

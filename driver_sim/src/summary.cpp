@@ -2,6 +2,7 @@
 #include "summary.h"
 
 #include "control.h"
+#include "overlaps.h"
 #include "registry.h"
 #include "reports.h"
 
@@ -29,8 +30,9 @@ struct Lines {
     std::map<std::string, std::uint64_t> live;
     std::vector<RefusedCalls> refused;
     std::uint64_t refused_total = 0;
+    OverlappingCalls overlaps;
 
-    bool nothing() const { return live.empty() && !refused_total; }
+    bool nothing() const { return live.empty() && !refused_total && !overlaps.total; }
 
     void add(const LiveCounts &counts) {
         // Whoever uses a device retains its primary context, and nearly everybody keeps it to the end: it is no leak.
@@ -48,8 +50,15 @@ struct Lines {
         refused.push_back({function, result, count});
     }
 
+    void add(const OverlappingCalls &calls) {
+        if (!overlaps.total)
+            overlaps = {0, calls.first, calls.beside};
+        overlaps.total += calls.total;
+    }
+
     void add(const Report &report) {
         add(report.live);
+        add(report.overlaps);
         refused_total += report.refused_total;
         for (const RefusedCalls &calls : report.refused)
             add(calls.function, calls.result, calls.count);
@@ -62,6 +71,9 @@ struct Lines {
             left += (left.empty() ? "" : ", ") + plural(count, kind);
         if (!left.empty())
             line("left live: " + left);
+        if (overlaps.total)
+            line(plural(overlaps.total, "call") + " beside another thread's on one capture or graph: a real driver " +
+                 "may crash (first: " + overlaps.first + " beside " + overlaps.beside + ")");
         if (!refused_total)
             return text;
         line("refused: " + plural(refused_total, "driver call"));
@@ -81,6 +93,9 @@ struct Lines {
 Lines of_this_process() {
     Lines own;
     with_live_objects([&](const LiveCounts &counts) { own.add(counts); });
+    Overlaps noted = overlaps();
+    if (noted.total)
+        own.add(OverlappingCalls{noted.total, noted.calls.front().first, noted.calls.front().second});
     Registry &r = registry();
     std::lock_guard<std::mutex> guard(r.mutex);
     own.refused_total = r.refused_total;

@@ -46,6 +46,39 @@ class Calls(tuple[Call, ...]):
         return self
 
 
+@dataclass(frozen=True)
+class Overlap:
+    """A driver call that came beside one of another thread, see `overlaps`.
+
+    Attributes
+    ----------
+    name
+        The function, without a version suffix: ``"cuMemsetD8Async"``.
+    beside
+        The one that the other thread called: ``"cuStreamEndCapture"``.
+    """
+
+    name: str
+    beside: str
+
+
+class Overlaps(tuple[Overlap, ...]):
+    """Overlapping calls in the order in which they were seen.
+
+    Attributes
+    ----------
+    total : int
+        How many there were. The list keeps the first 100 of them.
+    """
+
+    total: int
+
+    def __new__(cls, overlaps: Iterator[Overlap], total: int) -> Overlaps:
+        self = super().__new__(cls, overlaps)
+        self.total = total
+        return self
+
+
 _MOST = (1 << 64) - 1
 
 
@@ -154,8 +187,37 @@ def refused() -> Calls:
     return _call_list("cudaDriverSimRefused")
 
 
+def overlaps() -> Overlaps:
+    """List the calls since the last `reset` that a real driver may crash in, as another thread came between.
+
+    Returns
+    -------
+    Overlaps
+        Calls on a stream beside the begin or the end of its capture by another thread, and calls of two
+        threads at one time on the same capture, graph or executable graph, those included that only ask
+        something. A call is listed once.
+
+    Notes
+    -----
+    A real driver does not keep such calls apart; the simulated one does, and notes them. What is listed did
+    happen. That nothing is listed proves little for a single call, as two overlap by chance: call in loops,
+    best while a further thread keeps the driver at work. In front of the real driver nothing is seen, and
+    the list is empty.
+
+    Examples
+    --------
+    >>> sim.reset()
+    >>> run_threads()
+    >>> sim.overlaps()[:1]
+    (Overlap(name='cuMemsetD8Async', beside='cuStreamEndCapture'),)
+    """
+    lines = _text("cudaDriverSimOverlaps")
+    pairs = (line.split() for line in lines[1:])
+    return Overlaps((Overlap(name, beside) for name, beside in pairs), int(lines[0]))
+
+
 def reset() -> None:
-    """Forget the counts of `calls` and the list of `refused`.
+    """Forget the counts of `calls` and the lists of `refused` and `overlaps`.
 
     Objects stay, and so do logs and failures: those end with their ``with`` blocks.
     """
