@@ -168,6 +168,7 @@ def pytest_configure(config):
         "watched: injects failures, or looks at calls or live objects; left out on a GPU that is not watched",
         "two_devices: needs a second device",
         "provokes_refusals: makes the driver refuse calls on purpose",
+        "provokes_overlaps: uses, from several threads at once, what a real driver does not keep apart",
         "alone: says something about times on a GPU that nobody else uses; left out with --shared-gpu",
     ):
         config.addinivalue_line("markers", line)
@@ -325,6 +326,9 @@ class DriverWatch:
     def refused(self):
         return [(entry.name, entry.result) for entry in self.sim.refused()] if self.sim else []
 
+    def overlaps(self):
+        return [(entry.name, entry.beside) for entry in self.sim.overlaps()] if self.sim else []
+
     def live(self):
         return dict(self.sim.live()) if self.sim else {}
 
@@ -398,7 +402,10 @@ def _live_now(watch):
 
 @pytest.fixture(autouse=True)
 def nothing_left(request, devices, driver_watch):
-    """Every test ends with nothing live that was not live before it, and with no call refused by surprise."""
+    """Every test ends with nothing live that was not live before it, and with no call refused by surprise.
+
+    Nor did two threads call the driver at once for one capture or graph, where a real driver may crash.
+    """
     from buffer_kinds import raw_pools
     from cuda.core._memory._queue import drain
     from support import drop_contexts, free_memory, trim_pools
@@ -422,7 +429,7 @@ def nothing_left(request, devices, driver_watch):
         request.node.funcargs.clear()  # pytest keeps what the fixtures made until the test is taken down
     _collect()
     drain(20)  # what a collection frees may be on its way
-    refused = driver_watch.refused()
+    refused, overlaps = driver_watch.refused(), driver_watch.overlaps()
     left = _live_now(driver_watch)
     for _ in range(100):
         if left == live:
@@ -443,6 +450,8 @@ def nothing_left(request, devices, driver_watch):
         assert missing == 0, "device memory was not given back"
     if not request.node.get_closest_marker("provokes_refusals"):
         assert refused == [], "the driver refused calls that the test did not provoke"
+    if not request.node.get_closest_marker("provokes_overlaps"):
+        assert overlaps == [], "calls of two threads were made at once that a real driver does not keep apart"
 
 
 @pytest.fixture

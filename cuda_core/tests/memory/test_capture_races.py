@@ -163,6 +163,7 @@ class CapturingElsewhere(Capturing):
 
 @pytest.mark.sim_only  # a real driver does not synchronise the graph of a capture, and crashes
 @pytest.mark.provokes_refusals
+@pytest.mark.provokes_overlaps
 @pytest.mark.parametrize("how", ["close", "close without waiting"])
 @pytest.mark.parametrize("kind", BUILT_IN)
 def test_a_capture_that_begins_elsewhere_beside_releases_loses_no_memory(device, driver_watch, kind, how):
