@@ -32,7 +32,7 @@ from cuda.core._stream_handle cimport (
     stream_is_capturing,
     wait_for_stream,
 )
-from cuda.core._stream_order cimport are_one_capture, context_of_stream, join_first
+from cuda.core._stream_order cimport are_one_capture, ask_for_context_of, join_first
 from cuda.core._undestroyed cimport try_undestroyed
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
@@ -587,7 +587,7 @@ cdef class Stream:
             else:
                 ensure_driver()
                 with nogil:
-                    result = context_of_stream(handle, &context, &function)
+                    result = ask_for_context_of(handle, &context, &function)
                 check(result, function)
         finally:
             release_stream(handle)

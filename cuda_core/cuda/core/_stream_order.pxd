@@ -5,6 +5,8 @@ from cuda.core._stream_handle cimport StreamHandle
 
 cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
                                          const char** function) noexcept nogil
+cdef cydriver.CUresult ask_for_context_of(StreamHandle* handle, cydriver.CUcontext* context,
+                                          const char** function) noexcept nogil
 cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext context, StreamHandle* earlier,
                                    bint captured, bint* gone, const char** function) noexcept nogil
 cdef cydriver.CUresult join_first(StreamHandle* all_, bint* capturing, const char** function) noexcept nogil

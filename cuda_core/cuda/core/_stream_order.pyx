@@ -31,7 +31,8 @@ cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontex
                                          const char** function) noexcept nogil:
     """Find the context of a stream; of a default stream that was not bound to one, the current context or NULL.
 
-    One that is gone is answered with CONTEXT_IS_DESTROYED: it could be made current all the same.
+    With captures held off: a stream that was made elsewhere is asked. One that is gone is answered with
+    CONTEXT_IS_DESTROYED: it could be made current all the same.
     On failure ``function`` names the call that was refused.
     """
     cdef cydriver.CUresult result
@@ -49,6 +50,16 @@ cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontex
         result = ask_for_id(context[0], &handle.context_id)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         handle.context = context[0]
+    return result
+
+
+cdef cydriver.CUresult ask_for_context_of(StreamHandle* handle, cydriver.CUcontext* context,
+                                          const char** function) noexcept nogil:
+    """The same for callers that do not hold captures off."""
+    cdef cydriver.CUresult result
+    hold_captures_off()
+    result = context_of_stream(handle, context, function)
+    let_captures_begin()
     return result
 
 

@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free
 from cuda.core._driver cimport check, ensure_driver, optional_function
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._batch cimport Loans, buffers_argument
-from cuda.core._capture_lock cimport let_captures_begin
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._memory._copy cimport (
     attributes_of,
     ensure_disjoint,
@@ -142,7 +142,9 @@ cdef int _copy_natively(CopyBatch native, list sources, list targets, list optio
         if batch.count:
             with nogil:
                 # Other copies need no current context: they take their stream's.
+                hold_captures_off()
                 result = enter_context_of_stream(order, &pushed, &function)
+                let_captures_begin()
                 if result == cydriver.CUresult.CUDA_SUCCESS:
                     result = hold_uncaptured(order, waits, &function)
                     if result == cydriver.CUresult.CUDA_SUCCESS:

@@ -48,7 +48,7 @@ from cuda.core._memory._loans cimport end_loan, lend, new_loan
 from cuda.core._memory._release cimport ensure_not_capturing, wait_for_order
 from cuda.core._stream cimport bind_default_stream, stream_for_python
 from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream, stream_as_seen_here
-from cuda.core._stream_order cimport context_of_stream
+from cuda.core._stream_order cimport ask_for_context_of
 
 from cuda.core._error_text import shown
 
@@ -346,7 +346,7 @@ cdef int _copy_behind(StreamHandle* order, StreamHandle* producer, size_t target
     if not source.size:
         return 0
     with nogil:
-        result = context_of_stream(order, &context, &function)
+        result = ask_for_context_of(order, &context, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function = b"cuCtxPushCurrent"
             result = cydriver.cuCtxPushCurrent(context)

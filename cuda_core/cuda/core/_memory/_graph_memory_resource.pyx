@@ -39,7 +39,7 @@ from cuda.core._stream_handle cimport (
     retain_stream,
     stream_as_seen_here,
 )
-from cuda.core._stream_order cimport context_of_stream
+from cuda.core._stream_order cimport ask_for_context_of
 
 from cuda.core._error_text import for_allocation
 from cuda.core._memory._graph_memory_attributes import GraphMemoryResourceAttributes
@@ -247,7 +247,7 @@ cdef class _GraphMemory(IndexedResource):
         cdef cydriver.CUresult result
         cdef int ordinal
         with nogil:
-            result = context_of_stream(order, &context, &function)
+            result = ask_for_context_of(order, &context, &function)
         check(result, function)
         ordinal = device_of_context(context)
         if ordinal != self._ordinal:

@@ -112,9 +112,9 @@ cdef StreamHandle* lasting_stream(StreamHandle* consumer) except NULL:
         if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
             function = b"cuStreamGetFlags"
             result = cydriver.cuStreamGetFlags(consumer.stream, &flags)
-        let_captures_begin()
         if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
             result = context_of_stream(consumer, &context, &function)
+        let_captures_begin()
     check(result, function)
     if capturing or flags & cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING:
         return retain_stream(consumer)
