@@ -7,6 +7,7 @@ cimport cython
 from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport ask_for_id, context_is_gone, current_context, primary_context, wrap_context
 from cuda.core._driver cimport check, error_for, is_hopeless
 from cuda.core._event_descriptor cimport IPCEventDescriptor, name_event
@@ -354,7 +355,9 @@ cdef class Event:
         cdef cydriver.CUresult result
         cdef cydriver.CUevent event = self.hold()
         with nogil:
+            hold_captures_off()  # another thread may have recorded it in a capture
             result = cydriver.cuEventQuery(event)
+            let_captures_begin()
         self.let_go()
         if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -379,7 +382,13 @@ cdef class Event:
         cdef cydriver.CUresult result
         cdef cydriver.CUevent event = self.hold()
         with nogil:
-            result = cydriver.cuEventSynchronize(event)
+            hold_captures_off()
+            result = cydriver.cuEventQuery(event)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                result = cydriver.cuEventSynchronize(event)  # at once; some of what a driver keeps it gives back here
+            let_captures_begin()
+            if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
+                result = cydriver.cuEventSynchronize(event)
         self.let_go()
         check(result, b"cuEventSynchronize")
 
@@ -416,7 +425,9 @@ cdef class Event:
         try:
             begin = earlier.hold()
             with nogil:
+                hold_captures_off()
                 result = cydriver.cuEventElapsedTime(&milliseconds, begin, end)
+                let_captures_begin()
             earlier.let_go()
         finally:
             later.let_go()

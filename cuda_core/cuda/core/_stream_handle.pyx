@@ -79,7 +79,9 @@ cdef cydriver.CUresult _destroy(StreamHandle* handle) noexcept nogil:
         # A stream whose context is gone is gone with it, and a real driver does not survive that it is named again.
         and not context_is_gone(handle.context, handle.context_id)
     ):
+        hold_captures_off()  # it may have joined one
         result = cydriver.cuStreamDestroy(handle.stream)
+        let_captures_begin()
         if not stream_is_gone(handle, result):
             return result
     return cydriver.CUresult.CUDA_SUCCESS
