@@ -400,6 +400,12 @@ def _live_now(watch):
     return {"package": dict(_counters.live()), "driver": watch.live()}
 
 
+def _is_question_beside_a_foreign_capture(pair):
+    """Whether it is the one call that captures of others cannot be kept from; a real driver was seen to bear it."""
+    boundaries = ("cuStreamBeginCapture", "cuStreamEndCapture")
+    return "cuStreamIsCapturing" in pair and (pair[0] in boundaries or pair[1] in boundaries)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(request, devices, driver_watch):
     """Every test ends with nothing live that was not live before it, and with no call refused by surprise.
@@ -407,6 +413,7 @@ def nothing_left(request, devices, driver_watch):
     Nor did two threads call the driver at once for one capture or graph, where a real driver may crash.
     """
     from buffer_kinds import raw_pools
+    from cuda.core._capture_lock import captures_begun
     from cuda.core._memory._queue import drain
     from support import drop_contexts, free_memory, trim_pools
 
@@ -420,6 +427,7 @@ def nothing_left(request, devices, driver_watch):
     if driver_watch.sim:
         driver_watch.sim.reset()
     live = _live_now(driver_watch)
+    begun = captures_begun()
     free = free_memory()
     yield
     if request.node.stash.get(_failed, False):
@@ -430,6 +438,9 @@ def nothing_left(request, devices, driver_watch):
     _collect()
     drain(20)  # what a collection frees may be on its way
     refused, overlaps = driver_watch.refused(), driver_watch.overlaps()
+    if driver_watch.calls().get("cuStreamBeginCapture", 0) > captures_begun() - begun:
+        # The test has begun one itself, which nothing here can keep waiting while the reaper asks.
+        overlaps = [pair for pair in overlaps if not _is_question_beside_a_foreign_capture(pair)]
     left = _live_now(driver_watch)
     for _ in range(100):
         if left == live:

@@ -11,4 +11,4 @@ cdef void enter_capture() noexcept nogil
 cdef void leave_capture(bint begun) noexcept nogil
 cdef void capture_has_ended() noexcept nogil
 
-cdef long captures_begun() noexcept nogil
+cpdef long captures_begun() noexcept nogil

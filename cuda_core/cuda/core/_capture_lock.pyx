@@ -14,6 +14,7 @@ from cuda.core._pthread cimport (
     pthread_atfork,
     pthread_rwlock_rdlock,
     pthread_rwlock_t,
+    pthread_rwlock_trywrlock,
     pthread_rwlock_unlock,
     pthread_rwlock_wrlock,
 )
@@ -36,16 +37,25 @@ cdef extern from *:
     """
     int _init_lock "cuda_core_init_capture_lock"(pthread_rwlock_t*) noexcept nogil
 
+cdef enum:
+    _TURNS = 100
+
 cdef pthread_rwlock_t _lock
 cdef atomic[long] _begun  # so many captures so far
 cdef atomic[long] _going_on
 
 
 cdef void hold_captures_off() noexcept nogil:
-    pthread_rwlock_rdlock(&_lock)
-    if _going_on.load() > 0:  # no other can begin before this thread lets go
+    cdef int _turn
+    if _going_on.load() == 0:
+        pthread_rwlock_rdlock(&_lock)
+        if _going_on.load() == 0:  # and none can begin before this thread lets go
+            return
         pthread_rwlock_unlock(&_lock)
-        pthread_rwlock_wrlock(&_lock)
+    for _turn in range(_TURNS):  # most calls are over sooner than a thread that sleeps is awake
+        if pthread_rwlock_trywrlock(&_lock) == 0:
+            return
+    pthread_rwlock_wrlock(&_lock)
 
 
 cdef void let_captures_begin() noexcept nogil:
@@ -67,7 +77,8 @@ cdef void capture_has_ended() noexcept nogil:
     _going_on.fetch_sub(1)
 
 
-cdef long captures_begun() noexcept nogil:
+cpdef long captures_begun() noexcept nogil:
+    """Return how many captures this package has begun."""
     return _begun.load()
 
 

@@ -498,7 +498,7 @@ cdef void* _reap(void* unused) noexcept nogil:
                 pause, due = 50000, 0
             elif left == 0:
                 due = _now() + pause
-                pause = min(pause * 2, 2000000)
+                pause = min(pause * 2, 2000000 + 20000 * groups.count)  # many are asked less often: each is some calls
         pthread_mutex_lock(&_mutex)
         if groups.first != NULL and _jobs == NULL and not ended and left == 0 and not _stopping.load():
             pthread_cond_broadcast(&_changed)

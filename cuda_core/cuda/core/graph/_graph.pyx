@@ -141,6 +141,9 @@ _REASONS = {
 }
 
 
+cdef str _NO_UPLOAD = "a graph cannot be uploaded on a stream that is being captured"
+
+
 cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandle* upload):
     """Make an executable graph of what a source has captured.
 
@@ -156,7 +159,10 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
     cdef Graph self = Graph.__new__(Graph)
     cdef CapturedGraph* graph = source._of.graph
     cdef cydriver.CUgraphExec executable = NULL
-    cdef bint pushed = False, closed
+    cdef bint pushed = False, closed, captured = False
+    cdef long begun = captures_begun()
+    if upload != NULL:
+        refuse_captured(upload, _NO_UPLOAD)
     self._of = self._uses = source._of
     self._launches = launches_of(graph)
     memset(&parameters, 0, sizeof(parameters))
@@ -167,7 +173,8 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
         closed = source._captured == NULL
         if not closed:
             if upload != NULL:
-                result = enter_stream(upload, &pushed, &function)
+                hold_captures_off()
+                result = _enter_uncaptured(upload, begun, &pushed, &captured, &function)
                 parameters.hUploadStream = stream_as_seen_here(upload)
             if result == cydriver.CUresult.CUDA_SUCCESS:
                 result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
@@ -179,9 +186,13 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
                 graph.parts += 1
                 self._executable.store(<size_t>executable)
             leave_stream(pushed)
+            if upload != NULL:
+                let_captures_begin()
         pthread_mutex_unlock(&graph.mutex)
     if closed:
         raise RuntimeError("GraphBuilder has been closed")
+    if captured:  # since it was asked
+        raise captured_error(_NO_UPLOAD)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         error = error_for(result, function)
         reason = _REASONS.get(<int>parameters.result_out)

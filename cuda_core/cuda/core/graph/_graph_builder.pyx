@@ -19,7 +19,7 @@ from cuda.core._memory._graph_place cimport (
 from cuda.core._memory._release cimport report
 from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream cimport Stream, bind_stream, create_stream, wrap_stream
-from cuda.core._stream_handle cimport StreamHandle, drop_stream, refuse_captured, release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream, release_stream, retain_stream
 from cuda.core.graph._callback cimport HostCall, capture_callback, checked_callback
 from cuda.core.graph._capture cimport begin_capture, capture_status, end_capture
 from cuda.core.graph._graph cimport GraphSource, instantiate, keep_refused, try_refused
@@ -508,7 +508,6 @@ cdef class GraphBuilder(GraphSource):
         flags |= cydriver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
         upload = bind_stream(chosen.upload_stream)
         try:
-            refuse_captured(upload, "a graph cannot be uploaded on a stream that is being captured")
             return instantiate(self, flags, upload)
         finally:
             release_stream(upload)
