@@ -118,7 +118,7 @@ def test_a_reservation_that_overflows_when_rounded_is_refused(device):
         VirtualMemoryResource(device, {"reserve_size": 2**63 - 1}).allocate(GRANULE)
 
 
-def test_the_same_errors_when_python_drops_asserts():
+def test_val_02_the_same_errors_when_python_drops_asserts():
     program = "import runpy, odd_input; runpy.run_path(odd_input.__file__, run_name='__main__')"
     plain = child_output(program).splitlines()
     without_asserts = child_output(program, options=["-O"]).splitlines()
