@@ -251,7 +251,7 @@ def test_gr_06_a_free_follows_the_last_use_on_its_own_stream(device, stream, bra
         stream.sync()
         assert read(here.handle, SIZE) == read(there.handle, SIZE) == pattern(SIZE, seed)
     graph.close()
-    assert graph_memory_in_use() == 0
+    assert soon(lambda: graph_memory_in_use() == 0)
     for buffer in (source, here, there):
         assert soon(lambda buffer=buffer: buffer.loans == 0)
         buffer.close()

@@ -73,7 +73,7 @@ class Scene:
         for buffer in (self.source, self.target):
             assert soon(lambda buffer=buffer: buffer.loans == 0)
             buffer.close()
-        assert graph_memory_in_use() == 0
+        assert soon(lambda: graph_memory_in_use() == 0)
 
     def run_to_the_end(self):
         """End the capture, launch, and look at the bytes."""

@@ -259,7 +259,7 @@ class GraphMachine(RuleBasedStateMachine):
         assert all(given_back(address) for address in self.lent)
         for stream in self.streams:
             stream.close()
-        assert graph_memory_in_use() == 0
+        assert soon(lambda: graph_memory_in_use() == 0)
 
 
 GraphMachine.TestCase.settings = settings(
