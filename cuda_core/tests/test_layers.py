@@ -65,6 +65,18 @@ def test_there_is_no_circle():
     tuple(graphlib.TopologicalSorter(MODULES).static_order())  # raises, and names the circle
 
 
+BELOW_STREAMS = {
+    "_undestroyed",
+    "_capture_lock",
+    "_context",
+    "_shared_containers",
+    "_driver",
+    "_errors",
+    "_fork",
+    "_pthread",
+}
+
+
 @pytest.mark.parametrize(
     ("module", "may_stand_on"),
     [
@@ -76,33 +88,8 @@ def test_there_is_no_circle():
         ("_context", {"_shared_containers", "_driver", "_errors", "_fork", "_pthread"}),
         ("_undestroyed", {"_context", "_shared_containers", "_driver", "_errors", "_fork", "_pthread"}),
         ("_capture_lock", {"_pthread"}),
-        (
-            "_stream_handle",
-            {
-                "_undestroyed",
-                "_capture_lock",
-                "_context",
-                "_shared_containers",
-                "_driver",
-                "_errors",
-                "_fork",
-                "_pthread",
-            },
-        ),
-        (
-            "_stream_order",
-            {
-                "_stream_handle",
-                "_undestroyed",
-                "_capture_lock",
-                "_context",
-                "_shared_containers",
-                "_driver",
-                "_errors",
-                "_fork",
-                "_pthread",
-            },
-        ),
+        ("_stream_handle", BELOW_STREAMS),
+        ("_stream_order", {"_stream_handle", *BELOW_STREAMS}),
         ("_memory._ownership_states", set()),
         ("_memory._ownership", {"_memory._ownership_states"}),
     ],

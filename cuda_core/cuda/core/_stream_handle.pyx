@@ -251,9 +251,16 @@ cdef bint is_of_capture(cydriver.CUresult result) noexcept nogil:
     )
 
 
+cdef cydriver.CUresult refuse_capturing(StreamHandle* handle, const char** function) noexcept nogil:
+    """Answer STREAM_CAPTURE_UNSUPPORTED for a stream that is being captured. With captures held off."""
+    cdef bint capturing = False
+    cdef cydriver.CUresult result = stream_is_capturing(handle, &capturing, function)
+    return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if capturing else result
+
+
 cdef cydriver.CUresult ask_whether_captured(StreamHandle* handle, bint* capturing,
                                             const char** function) noexcept nogil:
-    """The same for callers that do not hold captures off: the answer may be an old one already."""
+    """``stream_is_capturing`` for callers that do not hold captures off: the answer may be an old one already."""
     cdef cydriver.CUresult result
     hold_captures_off()
     result = stream_is_capturing(handle, capturing, function)

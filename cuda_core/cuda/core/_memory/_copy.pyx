@@ -22,7 +22,7 @@ from cuda.core._memory._graph_loans cimport (
 from cuda.core._memory._location cimport location_argument
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, is_captured, release_stream, stream_is_capturing
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, is_captured, refuse_capturing, release_stream
 
 from cuda.core._error_text import shown, size_hint
 from cuda.core._memory._copy_options import CopyOptions, MemcpyOverlapMode, MemcpySrcAccessOrder
@@ -114,13 +114,10 @@ cdef bint may_wait_with(Record dst, Record src, object options) except -1:
 
 cdef cydriver.CUresult hold_uncaptured(StreamHandle* order, bint waits, const char** function) noexcept nogil:
     """Hold captures off, and refuse a stream whose capture has begun meanwhile. Nothing of it where a call may wait."""
-    cdef bint capturing = False
-    cdef cydriver.CUresult result
     if waits:
         return cydriver.CUresult.CUDA_SUCCESS
     hold_captures_off()
-    result = stream_is_capturing(order, &capturing, function)
-    return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if capturing else result
+    return refuse_capturing(order, function)
 
 
 cdef int plain_copy(Record dst, Record src, StreamHandle* order) except -1:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._driver cimport check, ensure_driver, optional_function
 from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._batch cimport Loans, buffers_argument
-from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._memory._copy cimport (
     attributes_of,
     ensure_disjoint,

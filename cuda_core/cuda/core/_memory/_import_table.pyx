@@ -30,9 +30,9 @@ from cuda.core._pthread cimport (
 from cuda.core._stream_handle cimport (
     STREAM_SET,
     StreamHandle,
+    ask_whether_captured,
     release_stream,
     retain_stream,
-    ask_whether_captured,
     stream_is_gone,
     stream_is_idle,
 )

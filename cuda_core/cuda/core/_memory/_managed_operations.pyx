@@ -19,8 +19,8 @@ from cuda.core._stream_handle cimport (
     StreamHandle,
     captured_error,
     is_of_capture,
+    refuse_capturing,
     release_stream,
-    stream_is_capturing,
 )
 
 __all__ = ["discard_batch", "discard_prefetch_batch", "prefetch_batch"]
@@ -214,13 +214,6 @@ cdef int _operate(str caller, int what, object stream, object buffers, object lo
     return 0
 
 
-cdef cydriver.CUresult _ask(StreamHandle* order, const char** function) noexcept nogil:
-    """Answer STREAM_CAPTURE_UNSUPPORTED for a stream that is being captured. With captures held off."""
-    cdef bint capturing = False
-    cdef cydriver.CUresult result = stream_is_capturing(order, &capturing, function)
-    return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if capturing else result
-
-
 cdef int _ensure_done(cydriver.CUresult result, const char* function, str caller) except -1:
     """Raise what the driver has refused. A capture is explained."""
     if is_of_capture(result):
@@ -238,7 +231,7 @@ cdef int _prefetch_each(list records, list places, StreamHandle* order, str call
         location = location_argument(place, False)
         with nogil:
             hold_captures_off()
-            result = _ask(order, &function)
+            result = refuse_capturing(order, &function)
             if result == cydriver.CUresult.CUDA_SUCCESS:
                 function = b"cuMemPrefetchAsync"
                 result = cydriver.cuMemPrefetchAsync(record.pointer, record.size, location, 0, order.stream)
@@ -271,7 +264,7 @@ cdef int _call_batch(int what, list records, list places, StreamHandle* order, s
                 location_count += 1
         with nogil:
             hold_captures_off()
-            result = _ask(order, &function)
+            result = refuse_capturing(order, &function)
             if result != cydriver.CUresult.CUDA_SUCCESS:
                 pass
             elif what == PREFETCH:

@@ -45,10 +45,10 @@ from cuda.core._pthread cimport (
 from cuda.core._stream_handle cimport (
     STREAM_SET,
     StreamHandle,
+    ask_whether_captured,
     is_of_capture,
     release_stream,
     retain_stream,
-    ask_whether_captured,
     stream_is_idle,
 )
 
