@@ -95,6 +95,8 @@ DRIVER_CALL("cuEventDestroy", cuEventDestroy_v2, 4000, (CUevent hEvent), (hEvent
     auto *event = reinterpret_cast<Event *>(hEvent);
     if (!d.events.erase(event))
         return bad_event(event);
+    if (std::shared_ptr<Capture> capture = event->captured_in.lock())
+        capture->graph->last_touch.touch();
     retire_event(event);
     return CUDA_SUCCESS;
 }

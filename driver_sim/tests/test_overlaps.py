@@ -231,6 +231,24 @@ def test_an_event_of_a_capture(stream, plain, slow_calls):
     assert asked
 
 
+def test_an_event_of_a_capture_is_destroyed(stream, plain, context, slow_calls):
+    ok(cu.cuStreamBeginCapture(stream, RELAXED))
+
+    def end():
+        ok(cu.cuCtxSetCurrent(context))
+        event = ok(cu.cuEventCreate(0))
+        ok(cu.cuEventRecord(event, stream))
+        ok(cu.cuEventDestroy(event))
+
+    met = together(
+        end,
+        lambda: cu.cuMemsetD8Async(plain, 1, 8, stream),
+        until=seen_beside("cuEventDestroy", "cuMemsetD8Async"),
+    )
+    ok(cu.cuGraphDestroy(ok(cu.cuStreamEndCapture(stream))))
+    assert met
+
+
 @pytest.mark.parametrize(
     "names", [("cuMemsetD8Async", "cuStreamDestroy"), ("cuStreamDestroy", "cuMemsetD8Async")]
 )

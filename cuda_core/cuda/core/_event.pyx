@@ -74,7 +74,9 @@ cdef cydriver.CUresult _destroy(Event owner, cydriver.CUevent event) noexcept:
     if owner._generation == fork_generation():
         with nogil:
             if not context_is_gone(owner._context, owner._context_id):
+                hold_captures_off()  # it may be of one
                 result = cydriver.cuEventDestroy(event)
+                let_captures_begin()
             if result == cydriver.CUresult.CUDA_SUCCESS:
                 try_undestroyed()
     if result == cydriver.CUresult.CUDA_SUCCESS or is_hopeless(result):

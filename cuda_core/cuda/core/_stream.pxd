@@ -11,6 +11,7 @@ cdef class Stream:
     cdef object __weakref__
     cdef int _ensure_open(self) except -1
     cdef StreamHandle* _hold(self) except NULL
+    cdef int _wait_for_stream(self, Stream other) except -1
     cdef bint _is_there(self) noexcept
     cdef cydriver.CUcontext _context_handle(self) except NULL
 

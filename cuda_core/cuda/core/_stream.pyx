@@ -32,7 +32,7 @@ from cuda.core._stream_handle cimport (
     stream_is_capturing,
     wait_for_stream,
 )
-from cuda.core._stream_order cimport are_one_capture, ask_for_context_of, join_first
+from cuda.core._stream_order cimport are_one_capture, ask_for_context_of, join_first, wait_behind_stream
 from cuda.core._undestroyed cimport try_undestroyed
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
@@ -547,15 +547,15 @@ cdef class Stream:
         cdef bint pushed = False
         cdef Event mark
         self._ensure_open()
-        if isinstance(event_or_stream, Event):
-            mark = event_or_stream
-        else:
+        if not isinstance(event_or_stream, Event):
             if not isinstance(event_or_stream, Stream) and not hasattr(event_or_stream, "__cuda_stream__"):
                 raise ValueError(
                     "only an Event, a Stream or an object with __cuda_stream__ can be waited for, got "
                     f"{type(event_or_stream).__name__}: {shown(event_or_stream)}"
                 )
-            mark = Stream_accept(event_or_stream, True).record()  # dropped: a refusal to destroy it is not the wait's
+            self._wait_for_stream(Stream_accept(event_or_stream, True))
+            return
+        mark = event_or_stream
         handle = mark.hold()
         try:
             order = self._hold()
@@ -571,6 +571,30 @@ cdef class Stream:
         finally:
             mark.let_go()
         check(result, b"cuStreamWaitEvent")
+
+    cdef int _wait_for_stream(self, Stream other) except -1:
+        """Wait for what is in another stream. No capture ends between the mark there and the wait for it."""
+        cdef StreamHandle* later
+        cdef StreamHandle* earlier
+        cdef cydriver.CUresult result
+        cdef const char* function = NULL
+        cdef bint gone
+        other._context_handle()
+        self._context_handle()
+        later = self._hold()
+        try:
+            earlier = other._hold()
+        except BaseException:
+            release_stream(later)
+            raise
+        with nogil:
+            hold_captures_off()
+            result = wait_behind_stream(later, earlier, True, &gone, &function)
+            let_captures_begin()
+            release_stream(later)
+            release_stream(earlier)
+        check(result, function)
+        return 0
 
     cdef cydriver.CUcontext _context_handle(self) except NULL:
         cdef cydriver.CUcontext context = NULL

@@ -55,7 +55,6 @@ cdef cydriver.CUresult create_own_stream(cydriver.CUcontext context, StreamHandl
     made[0] = NULL
     if handle == NULL:
         return cydriver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    try_undestroyed()
     result = cydriver.cuStreamCreate(&handle.stream, cydriver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         free(handle)

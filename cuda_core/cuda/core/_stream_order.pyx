@@ -96,7 +96,7 @@ cdef cydriver.CUresult _refuse_captured(cydriver.CUstream stream, const char** f
 
 cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext context, StreamHandle* earlier,
                                    bint captured, bint* gone, const char** function) noexcept nogil:
-    """Let ``later``, a stream of ``context``, wait for what is in ``earlier`` now.
+    """Let ``later``, a stream of ``context``, wait for what is in ``earlier`` now. With captures held off.
 
     Each call is made in its own stream's context, in which the tokens of the default streams are resolved. On failure
     ``function`` names the call that was refused, and ``gone`` tells whether ``earlier`` is no more: then nothing is
@@ -134,6 +134,17 @@ cdef cydriver.CUresult wait_behind(cydriver.CUstream later, cydriver.CUcontext c
             cydriver.cuCtxPopCurrent(&popped)
     if event != NULL:
         end_own_event(event, first)  # the driver keeps it until the wait is over
+    return result
+
+
+cdef cydriver.CUresult wait_behind_stream(StreamHandle* later, StreamHandle* earlier, bint captured, bint* gone,
+                                          const char** function) noexcept nogil:
+    """The same of a stream whose context has to be found."""
+    cdef cydriver.CUcontext context = NULL
+    cdef cydriver.CUresult result = context_of_stream(later, &context, function)
+    gone[0] = False
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = wait_behind(later.stream, context, earlier, captured, gone, function)
     return result
 
 

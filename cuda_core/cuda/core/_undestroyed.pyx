@@ -12,6 +12,7 @@ from cuda.bindings cimport cydriver
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport atomic, memory_order_relaxed
 
+from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport ask_for_id, context_is_gone
 from cuda.core._driver cimport error_for, is_finalizing, is_hopeless
 from cuda.core._pthread cimport (
@@ -158,7 +159,7 @@ cdef void try_undestroyed() noexcept nogil:
     """Destroy what could not be destroyed before, as far as the driver does it now.
 
     The first that is refused again ends the attempt and goes behind the others: what is refused for good costs each
-    caller one call, however much it is.
+    caller one call, however much it is. Not for callers that hold captures off.
     """
     cdef Kept* one
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
@@ -170,12 +171,15 @@ cdef void try_undestroyed() noexcept nogil:
             return
         # A real driver may crash where it is given what went with its context.
         if not context_is_gone(one.context, one.context_id):
-            if one.kind == A_STREAM:
-                result = cydriver.cuStreamDestroy(<cydriver.CUstream>one.handle)
-            elif one.kind == AN_EVENT:
-                result = cydriver.cuEventDestroy(<cydriver.CUevent>one.handle)
-            else:
+            if one.kind == A_USER_OBJECT:
                 result = cydriver.cuUserObjectRelease(<cydriver.CUuserObject>one.handle, 1)
+            else:
+                hold_captures_off()  # it may be of one
+                if one.kind == A_STREAM:
+                    result = cydriver.cuStreamDestroy(<cydriver.CUstream>one.handle)
+                else:
+                    result = cydriver.cuEventDestroy(<cydriver.CUevent>one.handle)
+                let_captures_begin()
         if result != cydriver.CUresult.CUDA_SUCCESS and not _is_gone(result):
             _append(one)
         else:

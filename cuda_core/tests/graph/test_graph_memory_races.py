@@ -15,27 +15,31 @@ ROUNDS = 200
 MANY = 100  # operations of the other thread, so that the end falls into one
 
 
-def beside_the_end(device, prepare, what):
+def beside_the_end(device, prepare, what, look=lambda answer: None):
     """Call ``what(prepared)`` again and again on a thread while another one ends a capture; return the answers.
 
-    An answer is what was returned and what was raised.
+    An answer is what was returned and what was raised. The first call comes before the end. ``look`` is called for
+    every answer of a capture before its graph goes: then the next may have the memory at its addresses.
     """
     answers = []
 
-    def other(prepared, barrier):
+    def other(prepared, begun):
         device.set_current()
-        barrier.wait(30)
-        answers.extend(attempt(lambda: what(prepared), (CUDAError, RuntimeError)) for _ in range(MANY))
+        for _ in range(MANY):
+            answers.append(attempt(lambda: what(prepared), (CUDAError, RuntimeError)))
+            begun.set()
 
     for _ in range(ROUNDS):
         builder = device.create_graph_builder().begin_building()
-        barrier = threading.Barrier(2)
-        thread = threading.Thread(target=other, args=(prepare(builder), barrier), daemon=True)
+        begun = threading.Event()
+        thread = threading.Thread(target=other, args=(prepare(builder), begun), daemon=True)
         thread.start()
-        barrier.wait(30)
+        assert begun.wait(30)
         builder.end_building()
         thread.join(30)
         assert not thread.is_alive()
+        for answer in answers[-MANY:]:
+            look(answer)
         builder.complete().close()
         builder.close()
     return answers
@@ -53,13 +57,17 @@ def test_a_close_beside_the_end_of_its_capture_is_refused_nothing(device):
 def test_an_allocation_beside_the_end_of_the_capture_is_the_graphs_or_none(device):
     """Behind the capture the stream would give memory at once, which no graph frees."""
     resource = GraphMemoryResource(device)
-    answers = beside_the_end(
-        device, lambda builder: builder.stream, lambda stream: resource.allocate(SIZE, stream=stream)
-    )
-    for buffer, error in answers:
+
+    def look(answer):
+        buffer, error = answer
         if buffer is None:
             assert "captur" in str(error), error
         else:
             assert buffer.ownership is Ownership.OWNED
             assert buffer.close() is CloseResult.DONE
+
+    answers = beside_the_end(
+        device, lambda builder: builder.stream, lambda stream: resource.allocate(SIZE, stream=stream), look
+    )
+    assert ROUNDS <= sum(buffer is not None for buffer, _ in answers) < ROUNDS * MANY
     assert soon(lambda: graph_memory_in_use() == 0)

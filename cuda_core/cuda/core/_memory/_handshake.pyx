@@ -27,7 +27,7 @@ from cuda.core._stream_handle cimport (
     stream_is_capturing,
     stream_is_idle,
 )
-from cuda.core._stream_order cimport are_one_capture, context_of_stream, wait_behind
+from cuda.core._stream_order cimport are_one_capture, context_of_stream, wait_behind_stream
 
 from cuda.core._address import address_of
 from cuda.core._error_text import shown
@@ -142,16 +142,6 @@ cdef int join_order(Record record, StreamHandle* consumer, StreamHandle* lasting
 # --- one stream behind another ------------------------------------------------------------------------------------
 
 
-cdef cydriver.CUresult _wait_behind(StreamHandle* consumer, StreamHandle* producer, bint captured, bint* gone,
-                                    const char** function) noexcept nogil:
-    cdef cydriver.CUcontext context = NULL
-    cdef cydriver.CUresult result = context_of_stream(consumer, &context, function)
-    gone[0] = False
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        result = wait_behind(consumer.stream, context, producer, captured, gone, function)
-    return result
-
-
 cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) except -1:
     cdef bint producer_captures = False, consumer_captures = False, idle = False, gone = False, none
     cdef StreamHandle* both[2]
@@ -167,7 +157,7 @@ cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) excep
             result = stream_is_capturing(consumer, &consumer_captures, &function)
         none = result == cydriver.CUresult.CUDA_SUCCESS and not producer_captures and not consumer_captures
         if none:
-            result = _wait_behind(consumer, producer, False, &gone, &function)
+            result = wait_behind_stream(consumer, producer, False, &gone, &function)
         let_captures_begin()
     if not gone:
         check(result, function)
@@ -191,7 +181,7 @@ cdef int _order_behind_one(StreamHandle* consumer, StreamHandle* producer) excep
             raise error
     with nogil:
         hold_captures_off()
-        result = _wait_behind(consumer, producer, True, &gone, &function)
+        result = wait_behind_stream(consumer, producer, True, &gone, &function)
         let_captures_begin()
     if not gone:
         check(result, function)
