@@ -86,7 +86,10 @@ BELOW_STREAMS = {
         ("_driver", {"_errors", "_fork", "_pthread"}),
         ("_shared_containers", set()),
         ("_context", {"_shared_containers", "_driver", "_errors", "_fork", "_pthread"}),
-        ("_undestroyed", {"_context", "_shared_containers", "_driver", "_errors", "_fork", "_pthread"}),
+        (
+            "_undestroyed",
+            {"_capture_lock", "_context", "_shared_containers", "_driver", "_errors", "_fork", "_pthread"},
+        ),
         ("_capture_lock", {"_pthread"}),
         ("_stream_handle", BELOW_STREAMS),
         ("_stream_order", {"_stream_handle", *BELOW_STREAMS}),

@@ -14,6 +14,7 @@ import pytest
 
 from cuda.bindings import driver
 from cuda.core import (
+    CloseResult,
     CUDAError,
     DeviceMemoryResource,
     GraphMemoryResource,
@@ -24,6 +25,7 @@ from cuda.core import (
 )
 from cuda.core._memory._queue import drain
 from cuda.core.utils import CopyOptions, copy_batch
+from graph_tools import soon
 from support import GRANULE, attempt, check, simulated
 
 pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.provokes_refusals]
@@ -57,7 +59,9 @@ class Place:
     def close(self):
         self.graph.close()
         for one in (self.there, self.elsewhere, self.at_host, self.everywhere):
-            one.close(self.mine)
+            # What graphs have held is let go of on a thread, and behind exports the streams must live until then.
+            assert soon(lambda buffer=one: buffer.loans == 0)
+            assert one.close(self.mine) is CloseResult.DONE
         for one in (self.pool, self.managed, self.stream, self.mine):
             one.close()
 
