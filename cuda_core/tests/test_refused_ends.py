@@ -375,6 +375,52 @@ def test_an_event_that_orders_one_stream_behind_another(device, driver_watch):
     assert count(driver_watch, "event") == before.get("event", 0)
 
 
+def test_a_wait_for_a_stream_tries_again_what_was_refused(device, driver_watch):
+    later, earlier = device.create_stream(), device.create_stream()
+    before = count(driver_watch, "event")
+    with warnings_seen() as seen:
+        for _ in range(5):
+            with driver_watch.fail("cuEventDestroy", result=UNKNOWN):
+                later.wait(earlier)
+            later.wait(earlier)
+        pending_calls()
+    assert count(driver_watch, "event") == before
+    assert set(kinds(seen)) <= set(TOLD_ONCE)
+    later.close()
+    earlier.close()
+
+
+def test_the_main_thread_goes_on_however_much_others_are_refused(device, driver_watch):
+    """It tells of a few at a time, and finds the next without a look at all that it has told of."""
+    later, earlier = device.create_stream(), device.create_stream()
+    before = count(driver_watch, "event")
+    stop = threading.Event()
+
+    def be_refused():
+        device.set_current()
+        while not stop.is_set():
+            later.wait(earlier)
+
+    thread = threading.Thread(target=be_refused, daemon=True)
+    with warnings_seen() as seen:
+        with driver_watch.fail("cuEventDestroy", result=UNKNOWN, sticky=True):
+            thread.start()
+            start = time.monotonic()
+            time.sleep(0.5)
+            took = time.monotonic() - start
+            stop.set()
+            thread.join(30)
+            assert not thread.is_alive()
+        later.record().close()  # all of them
+        pending_calls()
+    assert took < 5
+    assert len(seen) > 16
+    assert set(kinds(seen)) == set(TOLD_ONCE)
+    assert count(driver_watch, "event") == before
+    later.close()
+    earlier.close()
+
+
 def test_loans_to_a_graph_end_although_the_user_object_was_refused_twice(device, stream, driver_watch):
     """The graph would not take it and the driver would not take it back: the loans end with the next attempt."""
     buffer = DeviceMemoryResource(device).allocate(4096, stream=stream)

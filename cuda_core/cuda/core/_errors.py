@@ -26,7 +26,8 @@ class CUDAWarning(UserWarning):
     """A release that nobody could be told of by an exception did not succeed.
 
     It is reported once for each allocation, by a collection or by a call whose main work was done. The text names
-    the allocation, its resource and the driver's answer.
+    the allocation and its resource, and why it stays allocated: what the driver or a ``deallocate`` has answered, or
+    that a close before has failed, which has raised that.
     """
 
 

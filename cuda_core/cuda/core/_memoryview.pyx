@@ -41,7 +41,7 @@ from cuda.core._memory._dlpack_import cimport ImportedTensor, take_capsule, take
 from cuda.core._memory._handshake cimport NO_STREAM, NO_SYNC, consumer_handle, order_behind, stream_number
 from cuda.core._memory._loans cimport new_loan
 from cuda.core._memory._pointer_attributes cimport pointer_attributes
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._element_types import as_dtype, dlpack_type, numpy_dtype, typestr_dtype
 from cuda.core._error_text import shown
@@ -865,8 +865,8 @@ cdef int _fill_from_cuda_interface(StridedMemoryView self, object obj, object st
         consumer = consumer_handle(number, self.device_id, producer)
         order_behind(consumer, producer)
     finally:
-        release_stream(producer)
-        release_stream(consumer)
+        drop_stream(producer)
+        drop_stream(consumer)
     return 0
 
 

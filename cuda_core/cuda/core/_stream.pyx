@@ -25,10 +25,12 @@ from cuda.core._stream_handle cimport (
     bind_token,
     captured_error,
     close_stream,
+    drop_stream,
     is_inherited,
     new_stream_handle,
     release_stream,
     retain_stream,
+    stream_as_seen_here,
     stream_is_capturing,
     wait_for_stream,
 )
@@ -59,8 +61,23 @@ cdef tuple streams_of(StreamHandle* handle):
     return tuple([wrap_stream(handle.members[member]) for member in range(handle.member_count)])
 
 
+cdef Stream _named_here(StreamHandle* handle):
+    """Return the stream of a handle as this thread can name it: the legacy stream for another's per-thread stream."""
+    cdef StreamHandle* legacy
+    cdef Stream named
+    if stream_as_seen_here(handle) == handle.stream:
+        return wrap_stream(handle)
+    legacy = new_stream_handle(<cydriver.CUstream>1, handle.context, handle.device_id, STREAM_LEGACY)
+    legacy.context_id = handle.context_id
+    named = wrap_stream(legacy)
+    drop_stream(legacy)
+    return named
+
+
 cdef Stream stream_for_python(StreamHandle* handle):
     """Return one stream that stands for the handle: of a set the first, made to wait for the others.
+
+    An author's code names it on this thread, where the number of a per-thread stream means another one.
 
     Raises
     ------
@@ -74,12 +91,12 @@ cdef Stream stream_for_python(StreamHandle* handle):
     if handle == NULL:
         return default_stream()
     if handle.kind != STREAM_SET:
-        return wrap_stream(handle)
+        return _named_here(handle)
     with nogil:
         result = join_first(handle, &capturing, &function)
     check(result, function)
     if not capturing:
-        return wrap_stream(handle.members[0])
+        return _named_here(handle.members[0])
     streams = streams_of(handle)
     if not are_one_capture(handle.members, handle.member_count):
         raise captured_error(
@@ -98,7 +115,7 @@ cdef StreamHandle* bind_stream(Stream stream) except NULL:
     if handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD) or handle.context != NULL:
         return handle
     bound = bind_token(handle)
-    release_stream(handle)
+    drop_stream(handle)
     if bound == NULL:
         raise RuntimeError(
             "a default stream cannot be recorded while no CUDA context is current; call Device.set_current() first"
@@ -207,7 +224,7 @@ cdef Stream create_stream(cydriver.CUcontext context, int device_id, object opti
             result = cydriver.cuStreamCreateWithPriority(&handle.stream, flags, priority)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         handle.kind = STREAM_FOREIGN  # there is none to destroy
-        release_stream(handle)
+        drop_stream(handle)
         check(result, function)
     self._handle = handle
     self._key = <size_t>handle.stream
@@ -253,7 +270,7 @@ cdef class Stream:
         cdef StreamKind kind = STREAM_LEGACY if token == 1 else STREAM_PER_THREAD
         cdef StreamHandle* handle = new_stream_handle(<cydriver.CUstream>token, NULL, -1, kind)
         cdef Stream self = wrap_stream(handle)
-        release_stream(handle)
+        drop_stream(handle)
         always_there()
         return self
 
@@ -437,7 +454,7 @@ cdef class Stream:
             with nogil:
                 result = wait_for_stream(handle, &function)
         finally:
-            release_stream(handle)
+            drop_stream(handle)
         check(result, function)
 
     def record(
@@ -494,7 +511,7 @@ cdef class Stream:
                 result = _enter_own(order, &pushed)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
                     hold_captures_off()
-                    result = cydriver.cuEventRecord(handle, order.stream)
+                    result = cydriver.cuEventRecord(handle, stream_as_seen_here(order))
                     let_captures_begin()
                 if pushed:
                     cydriver.cuCtxPopCurrent(&popped)
@@ -563,7 +580,7 @@ cdef class Stream:
                 result = _enter_own(order, &pushed)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
                     hold_captures_off()  # the event may be of a capture, and take this stream into it
-                    result = cydriver.cuStreamWaitEvent(order.stream, handle, 0)
+                    result = cydriver.cuStreamWaitEvent(stream_as_seen_here(order), handle, 0)
                     let_captures_begin()
                 if pushed:
                     cydriver.cuCtxPopCurrent(&popped)
@@ -585,9 +602,10 @@ cdef class Stream:
         try:
             earlier = other._hold()
         except BaseException:
-            release_stream(later)
+            drop_stream(later)
             raise
         with nogil:
+            try_undestroyed()
             hold_captures_off()
             result = wait_behind_stream(later, earlier, True, &gone, &function)
             let_captures_begin()
@@ -614,7 +632,7 @@ cdef class Stream:
                     result = ask_for_context_of(handle, &context, &function)
                 check(result, function)
         finally:
-            release_stream(handle)
+            drop_stream(handle)
         return context
 
     @property
@@ -714,7 +732,7 @@ cdef Stream _wrap_foreign(size_t address, object owner):
         Py_INCREF(owner)
         handle.owner = <PyObject*>owner
     self = wrap_stream(handle)
-    release_stream(handle)
+    drop_stream(handle)
     return self
 
 

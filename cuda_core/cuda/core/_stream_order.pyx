@@ -144,7 +144,7 @@ cdef cydriver.CUresult wait_behind_stream(StreamHandle* later, StreamHandle* ear
     cdef cydriver.CUresult result = context_of_stream(later, &context, function)
     gone[0] = False
     if result == cydriver.CUresult.CUDA_SUCCESS:
-        result = wait_behind(later.stream, context, earlier, captured, gone, function)
+        result = wait_behind(stream_as_seen_here(later), context, earlier, captured, gone, function)
     return result
 
 
@@ -162,7 +162,9 @@ cdef cydriver.CUresult join_first(StreamHandle* all_, bint* capturing, const cha
         for member in range(1, all_.member_count):
             if result != cydriver.CUresult.CUDA_SUCCESS:
                 break
-            result = wait_behind(first.stream, context, all_.members[member], False, &gone, function)
+            result = wait_behind(
+                stream_as_seen_here(first), context, all_.members[member], False, &gone, function
+            )
             if gone:
                 result = cydriver.CUresult.CUDA_SUCCESS
             elif result == cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:  # begun meanwhile, elsewhere

@@ -37,22 +37,26 @@ cdef struct Kept:
     bint told
     Kept* next
 
+cdef enum:
+    _AT_ONCE = 16
+
 _NAMES = (("a stream", b"cuStreamDestroy"), ("an event", b"cuEventDestroy"), ("a user object", b"cuUserObjectRelease"))
 
 # Guards the list only; no call is made under it.
 cdef pthread_mutex_t _mutex
 cdef Kept* _first = NULL
 cdef Kept* _last = NULL
+cdef Kept* _untold = NULL  # the first in the list that nobody was told of
 cdef atomic[long] _count        # of those in the list, and those for which there was no memory
 cdef atomic[long] _counts[3]    # the same by kind
 
 
 cdef void _forget_all() noexcept nogil:
     """In the child of a fork they are the parent's."""
-    global _first, _last
+    global _first, _last, _untold
     cdef int kind
     pthread_mutex_init(&_mutex, NULL)
-    _first = _last = NULL
+    _first = _last = _untold = NULL
     _count.store(0)
     for kind in range(3):
         _counts[kind].store(0)
@@ -63,10 +67,18 @@ if pthread_atfork(NULL, NULL, _forget_all) != 0:
     raise MemoryError("no memory for a fork handler")
 
 
+cdef Kept* _untold_from(Kept* one) noexcept nogil:
+    while one != NULL and one.told:
+        one = one.next
+    return one
+
+
 cdef void _append(Kept* one) noexcept nogil:
-    global _first, _last
+    global _first, _last, _untold
     pthread_mutex_lock(&_mutex)
     one.next = NULL
+    if _untold == NULL and not one.told:
+        _untold = one
     if _last == NULL:
         _first = one
     else:
@@ -76,11 +88,13 @@ cdef void _append(Kept* one) noexcept nogil:
 
 
 cdef Kept* _take() noexcept nogil:
-    global _first, _last
+    global _first, _last, _untold
     cdef Kept* one
     pthread_mutex_lock(&_mutex)
     one = _first
     if one != NULL:
+        if one == _untold:
+            _untold = _untold_from(one.next)
         _first = one.next
         if _first == NULL:
             _last = NULL
@@ -90,14 +104,14 @@ cdef Kept* _take() noexcept nogil:
 
 cdef bint _next_untold(Kept* facts) noexcept nogil:
     """Copy the facts of one that was not told of yet. False where there is none."""
+    global _untold
     cdef Kept* one
     pthread_mutex_lock(&_mutex)
-    one = _first
-    while one != NULL and one.told:
-        one = one.next
+    one = _untold
     if one != NULL:
         one.told = True
         facts[0] = one[0]
+        _untold = _untold_from(one.next)
     pthread_mutex_unlock(&_mutex)
     return one != NULL
 
@@ -115,11 +129,19 @@ cdef int _tell_of(Kept* facts) noexcept:
 
 
 cdef int _tell(void* unused) noexcept:
-    """Warn of what was kept and is still there. A pending call: the main thread makes it, with the GIL."""
+    """Warn of what was kept and is still there. A pending call: the main thread makes it, with the GIL.
+
+    Of a few at a time: other threads may keep more than one thread can tell of.
+    """
     cdef Kept facts
-    if not is_finalizing():
-        while _next_untold(&facts):
-            _tell_of(&facts)
+    cdef int _turn
+    if is_finalizing():
+        return 0
+    for _turn in range(_AT_ONCE):
+        if not _next_untold(&facts):
+            return 0
+        _tell_of(&facts)
+    Py_AddPendingCall(_tell, NULL)
     return 0
 
 

@@ -9,8 +9,9 @@ import gc
 
 import pytest
 
+from captures import capture, end_capture
 from cuda.bindings import driver
-from cuda.core import CloseResult, CUDAError, CUDAWarning, Ownership
+from cuda.core import CloseResult, CUDAError, CUDAWarning, DeviceMemoryResource, Ownership
 from cuda.core._memory._queue import drain
 from cuda.core.graph import GraphBuilder
 from graph_tools import SIZE, graph_memory_in_use, launch, round_trip, scratch, soon, status
@@ -483,3 +484,40 @@ def test_every_call_of_a_dropped_buffer_fails(driver_watch, device, stream, kind
             scene.other.close()
         scene.finish = lambda: None
         scene.close()
+
+
+def test_a_builder_whose_end_was_refused_ends_no_capture_of_another(device, driver_watch):
+    """Whether the first is over could not be asked, so it takes itself for building; another has its stream by then."""
+    stream, branch = device.create_stream(), device.create_stream()
+    buffer = DeviceMemoryResource(device).allocate(SIZE, stream=device.default_stream)
+    first = stream.create_graph_builder().begin_building()
+    branch.wait(stream)
+    buffer.fill(1, stream=branch)  # and is not joined: the end is refused, and the capture over
+    with (
+        driver_watch.fail("cuStreamGetCaptureInfo", nth=2, result="CUDA_ERROR_UNKNOWN"),
+        driver_watch.fail("cuStreamIsCapturing", result="CUDA_ERROR_UNKNOWN"),
+        pytest.raises(CUDAError, match="UNJOINED"),
+    ):
+        first.end_building()
+    assert "building" in repr(first)
+    second = stream.create_graph_builder().begin_building()
+    first.close()
+    assert second.is_building
+    second.end_building().close()
+    buffer.close()
+    for one in (branch, stream):
+        one.close()
+
+
+def test_an_end_is_not_put_into_the_capture_of_another(device):
+    """Other code has ended a builder's capture, and begun one of its own."""
+    stream = device.create_stream()
+    builder = stream.create_graph_builder().begin_building()
+    check(driver.cuGraphDestroy(check(driver.cuStreamEndCapture(stream.handle))))
+    capture(stream)
+    with pytest.raises(CUDAError, match="ILLEGAL_STATE"):
+        builder.end_building()
+    builder.close()
+    assert status(stream) == "ACTIVE"
+    end_capture(stream)
+    stream.close()

@@ -560,3 +560,13 @@ with warnings.catch_warnings(record=True) as seen:
 for w in seen:
     print(w.category is CUDAWarning and w.message)
 """
+
+
+@pytest.mark.parametrize("wrong", [0, 1, "no", 0.5, []])
+@pytest.mark.parametrize("kind", ["virtual", "pool", "python"])
+def test_a_wait_that_is_none_is_refused_before_anything_happens(device, kind, wrong):
+    buffer = SOURCES[kind](device).allocate(stream=device.default_stream)
+    with pytest.raises(TypeError, match=f"wait must be True, False or None, got {type(wrong).__name__}"):
+        buffer.close(wait=wrong)
+    assert buffer.ownership is Ownership.OWNED
+    assert buffer.close(wait=True) is CloseResult.DONE

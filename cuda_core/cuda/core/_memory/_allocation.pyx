@@ -58,7 +58,7 @@ from cuda.core._memory._ownership cimport (
 from cuda.core._memory._try_reference cimport allow_try, drop_reference, try_reference
 from cuda.core._memory._virtual_parts cimport live_parts
 from cuda.core._memory._virtual_range cimport VirtualRange
-from cuda.core._stream_handle cimport drop_stream, release_stream, retain_stream
+from cuda.core._stream_handle cimport drop_stream, retain_stream
 
 from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
@@ -294,6 +294,7 @@ cdef class Record:
             _witness(self.serial)
 
     def __dealloc__(self):
+        cdef StreamHandle* stream
         if is_open(self):
             self.end_unfinished()
         if self.owner is not None and isinstance(self.owner, Keeper) and state_of_record(self) == STATE_OWNED:
@@ -303,8 +304,9 @@ cdef class Record:
             if _observer != NULL:
                 _observer(self, CHANGE_GONE, VERDICT_GO, 0)
             _leave_behind(self)
-        release_stream(self.stream)
+        stream = self.stream
         self.stream = NULL
+        drop_stream(stream)
 
     cdef void end_unfinished(self) noexcept:
         """Called at the end of an object that is still open: no finalizer has run. Fields of subclasses are gone."""

@@ -214,7 +214,7 @@ class Buffer(Record):
         OwnershipError
             If another thread is moving the buffer at this moment.
         TypeError, RuntimeError
-            If ``stream`` is not a stream, or closed. Nothing has happened then.
+            If ``stream`` is not a stream, or closed, or ``wait`` is none of its values. Nothing has happened then.
         Exception
             Whatever a Python-defined ``deallocate`` raises; by raising it promises that nothing was freed.
         KeyboardInterrupt

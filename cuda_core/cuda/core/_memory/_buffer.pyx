@@ -40,7 +40,7 @@ from cuda.core._stream_handle cimport (
     StreamHandle,
     add_stream,
     bind_token,
-    release_stream,
+    drop_stream,
 )
 
 from cuda.core._error_text import not_a_buffer, shown
@@ -66,7 +66,7 @@ cdef Buffer new_buffer(uintptr_t pointer, size_t size, MemoryResource resource, 
         else:
             self = resource.buffer_type.__new__(resource.buffer_type)
     except BaseException:
-        release_stream(stream)
+        drop_stream(stream)
         raise
     _describe(self, pointer, size, resource, stream)
     self.device_id = device_id
@@ -98,7 +98,7 @@ cdef StreamHandle* _order_of_close(Buffer self, Stream stream) except? NULL:
             if of_nowhere:
                 return bind_token(handle)
         finally:
-            release_stream(handle)
+            drop_stream(handle)
     return bind_stream(stream)
 
 
@@ -404,7 +404,7 @@ cdef class Buffer(Record):
         OwnershipError
             If another thread is moving the buffer at this moment.
         TypeError, RuntimeError
-            If ``stream`` is not a stream, or closed. Nothing has happened then.
+            If ``stream`` is not a stream, or closed, or ``wait`` is none of its values. Nothing has happened then.
         Exception
             Whatever a Python-defined ``deallocate`` raises; by raising it promises that nothing was freed.
         KeyboardInterrupt
@@ -434,7 +434,7 @@ cdef class Buffer(Record):
         try:
             return _RESULTS[close_record(self, EVENT_BEGIN_RELEASE, order, waiting)]
         finally:
-            release_stream(order)
+            drop_stream(order)
 
     def __enter__(self) -> Self:
         self.ensure_usable()
@@ -485,7 +485,7 @@ cdef class Buffer(Record):
             self.ensure_usable()  # another thread may have closed it meanwhile
             order = self.swap_stream(order)
         finally:
-            release_stream(order)  # the old stream, or the new one that was refused
+            drop_stream(order)  # the old stream, or the new one that was refused
 
     def record_stream(self, stream: Stream | GraphBuilder) -> None:
         """Add a stream to those that order the release. Nothing waits.
@@ -517,7 +517,7 @@ cdef class Buffer(Record):
         try:
             self.ensure_usable()  # another thread may have closed it meanwhile
         except BaseException:
-            release_stream(order)
+            drop_stream(order)
             raise
         with cython.critical_section(self):
             self.stream = add_stream(self.stream, order)
@@ -1071,6 +1071,8 @@ cdef int _how_to_wait(Buffer self, object wait) except -1:
     """Return what a close does about work in flight. Only resources of virtual memory have a choice of their own."""
     if wait is None:
         wait = self.range is None or getattr(self.held_resource(), "wait_on_close", True)
+    elif wait is not True and wait is not False:
+        raise TypeError(f"wait must be True, False or None, got {type(wait).__name__}: {shown(wait)}")
     if wait:
         return WAIT
     if waiting_of_asked(QUEUE_IF_BUSY) < NEVER_WAIT:  # no part of a collection, which nothing holds up

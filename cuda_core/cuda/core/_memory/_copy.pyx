@@ -22,7 +22,7 @@ from cuda.core._memory._graph_loans cimport (
 from cuda.core._memory._location cimport location_argument
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, is_captured, refuse_capturing, release_stream
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, drop_stream, is_captured, refuse_capturing
 
 from cuda.core._error_text import shown, size_hint
 from cuda.core._memory._copy_options import CopyOptions, MemcpyOverlapMode, MemcpySrcAccessOrder
@@ -187,7 +187,7 @@ cdef int _copy_with_options(Record dst, Record src, StreamHandle* order, object 
 cdef bint _is_legacy(Stream stream) except -1:
     cdef StreamHandle* order = stream._hold()
     cdef bint answer = order.kind == STREAM_LEGACY
-    release_stream(order)
+    drop_stream(order)
     return answer
 
 
@@ -228,7 +228,7 @@ cdef int copy(Record dst, Record src, Stream stream, object options, str caller)
     try:
         lend(src, "copied")
     except BaseException:
-        release_stream(order)
+        drop_stream(order)
         raise
     try:
         lend(dst, "copied to")
@@ -249,4 +249,4 @@ cdef int copy(Record dst, Record src, Stream stream, object options, str caller)
             end_loan(dst)
     finally:
         end_loan(src)
-        release_stream(order)
+        drop_stream(order)

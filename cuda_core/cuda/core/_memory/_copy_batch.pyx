@@ -20,7 +20,7 @@ from cuda.core._memory._copy cimport (
     plain_copy,
 )
 from cuda.core._stream cimport Stream, Stream_accept
-from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, leave_stream, release_stream
+from cuda.core._stream_handle cimport STREAM_LEGACY, StreamHandle, drop_stream, leave_stream
 from cuda.core._stream_order cimport enter_context_of_stream
 
 from cuda.core._error_text import shown, size_hint
@@ -266,4 +266,4 @@ def copy_batch(
             _copy_each(sources, targets, choices, handle)
     finally:
         loans.end()
-        release_stream(handle)
+        drop_stream(handle)

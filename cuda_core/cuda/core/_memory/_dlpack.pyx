@@ -47,7 +47,7 @@ from cuda.core._memory._handshake cimport (
 from cuda.core._memory._loans cimport end_loan, lend, new_loan
 from cuda.core._memory._release cimport ensure_not_capturing, wait_for_order
 from cuda.core._stream cimport bind_default_stream, stream_for_python
-from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream, stream_as_seen_here
+from cuda.core._stream_handle cimport StreamHandle, drop_stream, retain_stream, stream_as_seen_here
 from cuda.core._stream_order cimport ask_for_context_of
 
 from cuda.core._error_text import shown
@@ -310,9 +310,9 @@ cdef object export_memory(void* data, tuple place, DLDataType dtype, tuple shape
             join_order(ordering_record(record), consumer, lasting)
         return capsule
     finally:
-        release_stream(lasting)
-        release_stream(consumer)
-        release_stream(producer)
+        drop_stream(lasting)
+        drop_stream(consumer)
+        drop_stream(producer)
 
 
 # --- copies -------------------------------------------------------------------------------------------------------
@@ -398,8 +398,8 @@ cdef object _export_host_copy(Record record, object number, bint versioned):
     finally:
         if lent:
             end_loan(record)
-        release_stream(order)
-        release_stream(producer)
+        drop_stream(order)
+        drop_stream(producer)
     return export_capsule(export, versioned)
 
 
@@ -458,6 +458,6 @@ cdef object _export_copy(Record record, object number, bint versioned, tuple pla
         return capsule
     finally:
         end_loan(record)
-        release_stream(lasting)
-        release_stream(order)
-        release_stream(producer)
+        drop_stream(lasting)
+        drop_stream(order)
+        drop_stream(producer)

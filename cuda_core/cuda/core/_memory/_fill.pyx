@@ -14,7 +14,7 @@ from cuda.core._memory._allocation cimport Record
 from cuda.core._memory._graph_loans cimport GraphLoan, hold_as_asked, lend_to_graph, take_back
 from cuda.core._memory._loans cimport end_loan, lend
 from cuda.core._stream cimport Stream
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._error_text import shown
 
@@ -104,5 +104,5 @@ cdef int fill(Record record, object value, Stream stream) except -1:
         finally:
             end_loan(record)
     finally:
-        release_stream(order)
+        drop_stream(order)
     return 0

@@ -16,7 +16,7 @@ from cuda.core._fork cimport fork_generation
 from cuda.core._memory._graph_place cimport CapturedGraph, release_graph, retain_graph
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
-from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream, retain_stream
 
 # Of all executables that were launched with virtual memory, by id.
 cdef object _known = WeakValueDictionary()
@@ -41,7 +41,7 @@ cdef class Launches:
         if graph == NULL:
             return
         if graph.generation == fork_generation():  # in a child the stream is the parent's
-            release_stream(last)
+            drop_stream(last)
         with nogil:
             release_graph(graph)
 

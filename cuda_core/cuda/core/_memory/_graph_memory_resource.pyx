@@ -33,9 +33,9 @@ from cuda.core._stream_handle cimport (
     STREAM_SET,
     StreamHandle,
     add_stream,
+    drop_stream,
     enter_stream,
     leave_stream,
-    release_stream,
     retain_stream,
     stream_as_seen_here,
 )
@@ -93,7 +93,7 @@ cdef int _queue_free(Record record, GraphPlace place, StreamHandle* order, bint 
         _discard(what, NULL)
         raise
     finally:
-        release_stream(behind)  # the job has a reference of its own
+        drop_stream(behind)  # the job has a reference of its own
     job.once = once
     try:
         enqueue(job)

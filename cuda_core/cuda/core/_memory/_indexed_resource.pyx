@@ -35,7 +35,7 @@ from cuda.core._memory._transfer cimport (
     has_passed_on,
 )
 from cuda.core._stream cimport Stream_accept
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._errors import CUDAError, OwnershipError
 
@@ -279,7 +279,7 @@ cdef class IndexedResource(MemoryResource):
                         put_back_left(address)
                     raise
         finally:
-            release_stream(order)
+            drop_stream(order)
 
     cdef int _free_detached(self, uintptr_t address, size_t size, Holding holding, StreamHandle* order) except -1:
         """Free what was detached: by an Allocation that still has it, or after it was handed over or dropped."""

@@ -38,7 +38,7 @@ from cuda.core._memory._release cimport (
 from cuda.core._memory._virtual_parts cimport Failure, Parts, move_parts, parts_are_empty, return_parts
 from cuda.core._memory._virtual_queue cimport queue_parts
 from cuda.core._memory._virtual_range cimport VirtualRange
-from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream, retain_stream
 
 
 cdef int lend(Record record, str what) except -1:
@@ -159,7 +159,7 @@ cdef int _close_kept(Record record, Loan loan, StreamHandle* order, int waiting)
                 move_parts(&left, &range_.late)
             raise
     finally:
-        release_stream(stream)
+        drop_stream(stream)
 
 
 cdef int _return_left_addresses(Record record) except -1:

@@ -12,7 +12,7 @@ from cuda.bindings cimport cydriver
 from cuda.core._context cimport device_of_primary_context
 from cuda.core._shared_containers cimport dict_item
 from cuda.core._memory._allocation cimport Record
-from cuda.core._stream_handle cimport STREAM_SET, StreamHandle, release_stream
+from cuda.core._stream_handle cimport STREAM_SET, StreamHandle, drop_stream
 
 # Devices are numbered from 1 on, contexts by their address. The primary context of a device is that device.
 cdef enum:
@@ -47,7 +47,7 @@ cdef size_t place_of(Record record) noexcept:
     order = record.hold_stream()  # another thread may replace it
     stream = _first_of(order)
     place = place_of_context(stream.context) if stream != NULL and stream.context != NULL else 0
-    release_stream(order)
+    drop_stream(order)
     return place
 
 
@@ -61,7 +61,7 @@ cdef unsigned long long number_of(Record record, size_t place) noexcept:
     cdef unsigned long long number = 0
     if stream != NULL and stream.context != NULL and place_of_context(stream.context) == place:
         number = stream.context_id
-    release_stream(order)
+    drop_stream(order)
     return number
 
 

@@ -18,9 +18,9 @@ from cuda.core._stream_handle cimport (
     STREAM_LEGACY,
     StreamHandle,
     captured_error,
+    drop_stream,
     is_of_capture,
     refuse_capturing,
-    release_stream,
 )
 
 __all__ = ["discard_batch", "discard_prefetch_batch", "prefetch_batch"]
@@ -210,7 +210,7 @@ cdef int _operate(str caller, int what, object stream, object buffers, object lo
             _call_batch(what, records, places, handle, caller)
     finally:
         loans.end()
-        release_stream(handle)
+        drop_stream(handle)
     return 0
 
 

@@ -114,8 +114,8 @@ class MemoryResource:
 
         Raises
         ------
-        NotImplementedError
-            Always in this class. An author raises what describes the failure best.
+        TypeError
+            Always in this class: a subclass overrides it, and raises what describes a failure best.
 
         Examples
         --------

@@ -18,7 +18,7 @@ from cuda.core._memory._transfer cimport (
 )
 from cuda.core._memory._unique_addresses cimport enter_unique, unique_entry, unique_owner
 from cuda.core._stream cimport Stream, stream_for_python
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._errors import OwnershipError
 from cuda.core._memory import _exit_pass
@@ -273,7 +273,7 @@ cdef class MemoryResource:
 
         With NULL it is the default stream of the device's primary context.
         """
-        release_stream(order)
+        drop_stream(order)
         raise RuntimeError(f"{type(self).__name__} is not IPC-enabled")
 
     def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> Buffer:
@@ -293,8 +293,8 @@ cdef class MemoryResource:
 
         Raises
         ------
-        NotImplementedError
-            Always in this class. An author raises what describes the failure best.
+        TypeError
+            Always in this class: a subclass overrides it, and raises what describes a failure best.
 
         Examples
         --------

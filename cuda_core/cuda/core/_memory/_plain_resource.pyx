@@ -17,7 +17,7 @@ from cuda.core._memory._queue cimport Job, discard_job, drain_for_memory, enqueu
 from cuda.core._memory._release cimport must_queue, wait_for_order
 from cuda.core._memory._virtual_parts cimport Failure
 from cuda.core._stream cimport Stream_accept, bind_default_stream, bind_stream
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._error_text import for_allocation
 from cuda.core._errors import CUDAError
@@ -172,7 +172,7 @@ cdef class PlainResource(IndexedResource):
             return <cydriver.CUcontext>holding.context
         cdef StreamHandle* order = record.hold_stream()  # another thread may replace it
         cdef cydriver.CUcontext context = order.context if order != NULL else NULL
-        release_stream(order)
+        drop_stream(order)
         return context
 
     cdef int own(self, Record buffer) except -1:

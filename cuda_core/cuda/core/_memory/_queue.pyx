@@ -46,6 +46,7 @@ from cuda.core._stream_handle cimport (
     STREAM_SET,
     StreamHandle,
     ask_whether_captured,
+    drop_stream,
     is_of_capture,
     release_stream,
     retain_stream,
@@ -224,7 +225,7 @@ cdef int _settle(void* unused) noexcept:
         job = _pop(&_ended_jobs)
         if job == NULL:
             break
-        release_stream(job.order)
+        drop_stream(job.order)
         free(job)
     while True:
         job = _pop(&_lost)

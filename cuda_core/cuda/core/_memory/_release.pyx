@@ -53,8 +53,8 @@ from cuda.core._memory._queue cimport has_stuck, retry_stuck
 from cuda.core._stream_handle cimport (
     StreamHandle,
     captured_error,
+    drop_stream,
     is_captured,
-    release_stream,
     stream_is_gone,
     stream_is_idle,
 )
@@ -203,7 +203,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     try:
         outcome = record.deleter(record, order, waiting)
     except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
-        release_stream(held)
+        drop_stream(held)
         record.set_claiming_thread(0)
         if was_left:
             put_back_left(record.pointer)
@@ -219,7 +219,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
             _note_refusal(record, error)
             record.apply(EVENT_ABORT_RELEASE)
         raise
-    release_stream(held)
+    drop_stream(held)
     record.set_claiming_thread(0)
     record.apply(EVENT_COMMIT_RELEASE)
     record_ended(record)

@@ -34,7 +34,7 @@ from cuda.core._memory._pointer_import cimport (
 )
 from cuda.core._memory._pool_handle cimport PoolReference, export_pointer, export_pool, import_pool
 from cuda.core._stream cimport bind_default_stream
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._error_text import shown
 from cuda.core._errors import CUDAError, OwnershipError
@@ -413,7 +413,7 @@ cdef class _SharedPool(_MemPool):
                 order = default_order(self._ordinal)
             buffer = new_buffer(0, name.size, self, self._ordinal, _take(&order))
         finally:
-            release_stream(order)
+            drop_stream(order)
         buffer.known_as = _ImportedName(self, name)
         if not name.size:
             nothing = Keeper.__new__(Keeper)

@@ -18,7 +18,7 @@ from cuda.core._memory._ownership cimport (
 from cuda.core._memory._release cimport report
 from cuda.core._memory._try_reference cimport drop_reference, try_reference
 from cuda.core._stream cimport streams_of
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._errors import OwnershipError
 from cuda.core._memory._allocation import FreeFunction
@@ -233,7 +233,7 @@ cdef class Allocation(Record):
         try:
             return streams_of(order)
         finally:
-            release_stream(order)
+            drop_stream(order)
 
     def __repr__(self) -> str:
         name = self.ownership.name

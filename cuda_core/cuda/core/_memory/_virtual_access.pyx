@@ -16,7 +16,7 @@ from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase
 from cuda.core._memory._virtual_parts cimport ChunkRequest, Failure, Rights, succeeded
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._memory._virtual_succession cimport buffer_argument, claim, ensure_owned_here, unclaim
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._error_text import shown
 from cuda.core._host import Host
@@ -138,7 +138,7 @@ cdef int set_access(VirtualMemoryBase resource, object buf, object device, objec
             try:
                 wait_for_order(order)
             finally:
-                release_stream(order)
+                drop_stream(order)
         # One call for all chunks, so that it is done or refused as a whole.
         with nogil:
             done = succeeded(

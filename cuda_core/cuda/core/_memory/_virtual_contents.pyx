@@ -12,7 +12,7 @@ from cuda.core._memory._virtual_absence cimport open_to_device, set_rights
 from cuda.core._memory._virtual_parts cimport CUresult, Failure
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._memory._waited_copy cimport copy_and_wait
-from cuda.core._stream_handle cimport release_stream
+from cuda.core._stream_handle cimport drop_stream
 
 from cuda.core._memory._legacy import LegacyPinnedMemoryResource
 
@@ -55,7 +55,7 @@ cdef int keep_contents(VirtualRange range_, int ordinal) except -1:
     try:
         there = _at_host.allocate(range_.mapped.load())
         # What is done with it is waited for here. Its release must wait for nobody else's work.
-        release_stream(there.swap_stream(NULL))
+        drop_stream(there.swap_stream(NULL))
         range_.contents = there
     finally:
         _leave()

@@ -26,7 +26,7 @@ from cuda.core._memory._virtual_succession cimport (
     succeed,
     unclaim,
 )
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._error_text import for_allocation
 from cuda.core.typing import VirtualMemoryGrowthType
@@ -75,7 +75,7 @@ cdef class _Growth:
         try:
             ensure_not_capturing(order)
         finally:
-            release_stream(order)
+            drop_stream(order)
         reserved = max(end, round_up(self.options.reserve_size, self.granularity, "reserve_size"))
         if reserved > end:
             ensure_addresses_left(reserved)

@@ -32,7 +32,7 @@ from cuda.core._memory._virtual_succession cimport (
     ensure_owned_here,
     unclaim,
 )
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
@@ -186,7 +186,7 @@ cdef int _ensure_not_capturing(Buffer buffer) except -1:
     try:
         ensure_not_capturing(order)
     finally:
-        release_stream(order)
+        drop_stream(order)
     return 0
 
 
@@ -195,7 +195,7 @@ cdef int _wait_for(Buffer buffer) except -1:
     try:
         wait_for_order(order)
     finally:
-        release_stream(order)
+        drop_stream(order)
     return 0
 
 
@@ -210,7 +210,7 @@ cdef int _wait_for_graphs(Buffer buffer) except -1:
         try:
             wait_for_order(order)
         finally:
-            release_stream(order)
+            drop_stream(order)
     return 0
 
 

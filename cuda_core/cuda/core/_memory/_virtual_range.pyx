@@ -31,7 +31,7 @@ from cuda.core._memory._virtual_parts cimport (
     succeeded,
     take_over,
 )
-from cuda.core._stream_handle cimport release_stream
+from cuda.core._stream_handle cimport drop_stream
 
 
 cdef bint _covers(VirtualRange range_, CUdeviceptr address) noexcept nogil:
@@ -46,7 +46,7 @@ cdef class VirtualRange:
     """
 
     def __dealloc__(self):
-        release_stream(self.left_order)
+        drop_stream(self.left_order)
         # Nobody can return what is left here: it was given away, or lost, and was told of when that happened.
         self.gather_late()
         move_parts(&self.retired, &self.parts)

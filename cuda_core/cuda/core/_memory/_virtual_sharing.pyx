@@ -41,7 +41,7 @@ from cuda.core._memory._virtual_parts cimport (
 )
 from cuda.core._memory._virtual_range cimport VirtualRange
 from cuda.core._memory._virtual_succession cimport claim, unclaim
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._error_text import shown
 
@@ -384,7 +384,7 @@ cdef Record import_chunks(VirtualMemoryBase resource, object given, StreamHandle
             _undo(range_)
             raise
     finally:
-        release_stream(order)
+        drop_stream(order)
     with nogil:
         ignored.function = NULL
         for i in range(chunks.size()):

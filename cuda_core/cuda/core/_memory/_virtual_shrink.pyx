@@ -21,7 +21,7 @@ from cuda.core._memory._virtual_succession cimport (
     unclaim,
 )
 from cuda.core._memory._virtual_tail cimport is_within_a_chunk, unmap_behind, whole_chunks_behind
-from cuda.core._stream_handle cimport StreamHandle, release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream, retain_stream
 
 
 cdef Buffer shrink(VirtualMemoryBase resource, object buf, object new_size, bint split):
@@ -117,7 +117,7 @@ cdef int _give_back_behind(VirtualMemoryBase resource, Buffer buffer, size_t kep
     try:
         wait_for_order(order)
     finally:
-        release_stream(order)
+        drop_stream(order)
     with nogil:
         done = unmap_behind(range_, kept, failure)
         if through and done == chunks:

@@ -27,7 +27,7 @@ from cuda.core._memory._virtual_memory_base cimport VirtualMemoryBase
 from cuda.core._memory._virtual_parts cimport CUdeviceptr, Failure, parts_are_empty
 from cuda.core._memory._virtual_queue cimport queue_parts
 from cuda.core._memory._virtual_range cimport VirtualRange
-from cuda.core._stream_handle cimport StreamHandle, release_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream
 
 from cuda.core._error_text import shown
 from cuda.core._errors import OwnershipError
@@ -132,8 +132,10 @@ cdef int retire(VirtualMemoryBase resource, Buffer buffer) except -1:
         return 0
     if range_.word.load() & LOANS_MASK:
         # Whoever looks at the old addresses keeps them until the last loan ends.
-        release_stream(range_.left_order)
-        range_.left_order = buffer.hold_stream()
+        order = buffer.hold_stream()
+        with cython.critical_section(range_):
+            order, range_.left_order = range_.left_order, order
+        drop_stream(order)
         return 0
     order = buffer.hold_stream()  # another thread may replace it
     try:
@@ -151,5 +153,5 @@ cdef int retire(VirtualMemoryBase resource, Buffer buffer) except -1:
             "Its close tries again."
         )
     finally:
-        release_stream(order)
+        drop_stream(order)
     return 0

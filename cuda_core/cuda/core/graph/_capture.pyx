@@ -2,6 +2,7 @@
 """Beginning and ending the capture of a stream, and asking how it goes."""
 
 from cuda.bindings cimport cydriver
+from libc.stdint cimport uint64_t
 
 from cuda.core._capture_lock cimport (
     capture_has_ended,
@@ -68,7 +69,7 @@ cdef GraphReference begin_capture(StreamHandle* order, int mode):
     except BaseException:
         if begun:
             with nogil:
-                result = _end(order, &unused)
+                result = _end_any(order, &unused)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
                     cydriver.cuGraphDestroy(unused)
                 capture_has_ended()
@@ -79,11 +80,43 @@ cdef GraphReference begin_capture(StreamHandle* order, int mode):
     return reference
 
 
-cdef cydriver.CUresult _end(StreamHandle* order, cydriver.CUgraph* captured) noexcept nogil:
-    """End a capture while no other thread uses its stream: a driver does not synchronise the graph of a capture."""
+cdef cydriver.CUresult _end_any(StreamHandle* order, cydriver.CUgraph* captured) noexcept nogil:
+    """End the capture that was begun a moment ago, and of which no more is known."""
     cdef cydriver.CUresult result
     enter_capture()
     result = cydriver.cuStreamEndCapture(order.stream, captured)
+    leave_capture(False)
+    return result
+
+
+cdef cydriver.CUresult _end(StreamHandle* order, uint64_t id, cydriver.CUgraph* captured, bint* over,
+                            const char** function) noexcept nogil:
+    """End a capture while no other thread uses its stream: a driver does not synchronise the graph of a capture.
+
+    Whether it is over is asked before others come to the stream, which may be in another capture right behind. Such a
+    one is not ended: it is answered with ILLEGAL_STATE, and this one is over.
+    """
+    cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    cdef cydriver.cuuint64_t seen = 0
+    cdef cydriver.CUresult result, asked
+    over[0] = False
+    enter_capture()
+    function[0] = b"cuStreamGetCaptureInfo"
+    result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, &seen, NULL, NULL, NULL, NULL)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        if status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE and seen != id:
+            result = cydriver.CUresult.CUDA_ERROR_ILLEGAL_STATE
+            over[0] = True
+        else:
+            function[0] = b"cuStreamEndCapture"
+            result = cydriver.cuStreamEndCapture(order.stream, captured)
+            over[0] = result == cydriver.CUresult.CUDA_SUCCESS
+            if not over[0]:
+                asked = cydriver.cuStreamGetCaptureInfo(order.stream, &status, &seen, NULL, NULL, NULL, NULL)
+                over[0] = (
+                    asked == cydriver.CUresult.CUDA_SUCCESS
+                    and status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+                )
     leave_capture(False)
     return result
 
@@ -99,17 +132,16 @@ cdef int end_capture(StreamHandle* order, CapturedGraph* graph, cydriver.CUgraph
     cdef cydriver.CUresult result
     cdef const char* function = NULL
     cdef bint pushed = False
+    over[0] = False
     with nogil:
         result = enter_stream(order, &pushed, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
-            function = b"cuStreamEndCapture"
-            result = _end(order, captured)
+            result = _end(order, graph.id, captured, over, &function)
             leave_stream(pushed)
-    over[0] = result == cydriver.CUresult.CUDA_SUCCESS
-    if not over[0]:
+    if result != cydriver.CUresult.CUDA_SUCCESS:
         captured[0] = NULL
         # A stream that is gone, with its context or without, has taken its capture along.
-        over[0] = is_hopeless(result) or stream_is_gone(order, result) or _is_over(order)
+        over[0] = over[0] or is_hopeless(result) or stream_is_gone(order, result)
         if over[0]:
             with nogil:
                 pthread_mutex_lock(&graph.mutex)
@@ -137,11 +169,3 @@ cdef cydriver.CUstreamCaptureStatus capture_status(StreamHandle* order) except *
             leave_stream(pushed)
     check(result, function)
     return status
-
-
-cdef bint _is_over(StreamHandle* order) except -1:
-    """Whether a capture is over, after an end that was refused. Not known is no."""
-    try:
-        return capture_status(order) == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    except Exception:
-        return False

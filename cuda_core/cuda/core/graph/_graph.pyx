@@ -26,10 +26,10 @@ from cuda.core._stream cimport Stream_accept, StreamCarrier, bind_stream
 from cuda.core._stream_handle cimport (
     StreamHandle,
     captured_error,
+    drop_stream,
     enter_stream,
     leave_stream,
     refuse_captured,
-    release_stream,
     retain_stream,
     stream_as_seen_here,
     stream_is_capturing,
@@ -389,8 +389,8 @@ cdef class Graph:
             if captured:  # since it was asked
                 raise captured_error(refusal)
         finally:
-            release_stream(used)
-            release_stream(order)
+            drop_stream(used)
+            drop_stream(order)
         if closed:
             raise RuntimeError("Graph has been closed")
         if away != NULL:

@@ -19,7 +19,7 @@ from cuda.core._memory._graph_place cimport (
 from cuda.core._memory._release cimport report
 from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream cimport Stream, bind_stream, create_stream, wrap_stream
-from cuda.core._stream_handle cimport StreamHandle, drop_stream, release_stream, retain_stream
+from cuda.core._stream_handle cimport StreamHandle, drop_stream, retain_stream
 from cuda.core.graph._callback cimport HostCall, capture_callback, checked_callback
 from cuda.core.graph._capture cimport begin_capture, capture_status, end_capture
 from cuda.core.graph._graph cimport GraphSource, instantiate, keep_refused, try_refused
@@ -147,7 +147,7 @@ cdef class GraphBuilder(GraphSource):
         try:
             status = capture_status(order)
         finally:
-            release_stream(order)
+            drop_stream(order)
         if status == cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED:
             raise RuntimeError(
                 "the capture is broken by a call that is not allowed in it, and gives no graph; end_building() or "
@@ -212,7 +212,7 @@ cdef class GraphBuilder(GraphSource):
             with cython.critical_section(self):
                 self._order, order = order, self._order
         finally:
-            release_stream(order)
+            drop_stream(order)
         self._fork_streams = []
         self._stage.store(Stage.BUILDING)
         return 0
@@ -314,7 +314,7 @@ cdef class GraphBuilder(GraphSource):
         try:
             capture_callback(order, call)
         finally:
-            release_stream(order)
+            drop_stream(order)
 
     # -- several streams -------------------------------------------------------------------------------------------
 
@@ -510,7 +510,7 @@ cdef class GraphBuilder(GraphSource):
         try:
             return instantiate(self, flags, upload)
         finally:
-            release_stream(upload)
+            drop_stream(upload)
 
     def debug_dot_print(
         self, path: str | os.PathLike[str], options: GraphDebugPrintOptions | dict[str, Any] | None = None
