@@ -451,6 +451,7 @@ def test_a_dropped_builder_whose_graph_is_refused_is_told_of(driver_watch, devic
 DROPS = {"in the capture": Free, "in the capture, on a branch": FreeOnABranch, "behind a launch": FreeOutside}
 
 
+@pytest.mark.provokes_overlaps  # the test itself asks how the capture goes, and the reaper may ask at that moment
 @ONCE_AND_FOR_GOOD
 @pytest.mark.parametrize("kind", DROPS.values(), ids=DROPS)
 def test_every_call_of_a_dropped_buffer_fails(driver_watch, device, stream, kind, sticky):
