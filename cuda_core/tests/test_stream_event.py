@@ -338,6 +338,7 @@ def test_what_a_stream_lacks_in_this_build_says_so(stream, name):
         ("cuEventCreate", lambda stream, event: stream.record()),
         ("cuEventQuery", lambda stream, event: event.is_done),
         ("cuEventSynchronize", lambda stream, event: event.sync()),
+        ("cuEventQuery", lambda stream, event: event.sync()),
         ("cuStreamGetPriority", lambda stream, event: Stream.from_handle(stream.handle).priority),
         ("cuStreamGetFlags", lambda stream, event: Stream.from_handle(stream.handle).is_nonblocking),
         ("cuStreamIsCapturing", lambda stream, event: Stream.from_handle(stream.handle).is_nonblocking),

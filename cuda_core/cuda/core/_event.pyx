@@ -383,16 +383,19 @@ cdef class Event:
         """
         cdef cydriver.CUresult result
         cdef cydriver.CUevent event = self.hold()
+        cdef const char* function = b"cuEventQuery"
         with nogil:
             hold_captures_off()
             result = cydriver.cuEventQuery(event)
             if result == cydriver.CUresult.CUDA_SUCCESS:
+                function = b"cuEventSynchronize"
                 result = cydriver.cuEventSynchronize(event)  # at once; some of what a driver keeps it gives back here
             let_captures_begin()
             if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
+                function = b"cuEventSynchronize"
                 result = cydriver.cuEventSynchronize(event)
         self.let_go()
-        check(result, b"cuEventSynchronize")
+        check(result, function)
 
     @property
     def handle(self) -> driver.CUevent:
