@@ -21,6 +21,8 @@ cdef class Event:
     cdef int _ensure_usable(self) except -1
     cdef size_t _address(self) noexcept
     cdef int ensure_recordable(self) except -1
+    # A failure if the event went with its context: to be asked before the event is named.
+    cdef cydriver.CUresult ask_whether_there(self, const char** function) noexcept nogil
     # The driver's event, which stays until let_go() even if another thread closes the object.
     cdef cydriver.CUevent hold(self) except NULL
     cdef void let_go(self) noexcept

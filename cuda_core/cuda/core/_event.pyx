@@ -8,7 +8,14 @@ from cuda.bindings cimport cydriver
 from libcpp.atomic cimport atomic
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
-from cuda.core._context cimport ask_for_id, context_is_gone, current_context, primary_context, wrap_context
+from cuda.core._context cimport (
+    ask_for_context,
+    ask_for_id,
+    context_is_gone,
+    current_context,
+    primary_context,
+    wrap_context,
+)
 from cuda.core._driver cimport check, error_for, is_hopeless
 from cuda.core._event_descriptor cimport IPCEventDescriptor, name_event
 from cuda.core._fork cimport fork_generation
@@ -182,6 +189,10 @@ cdef class Event:
             raise TypeError("an event that is shared with other processes is recorded once; make a new one")
         return 0
 
+    cdef cydriver.CUresult ask_whether_there(self, const char** function) noexcept nogil:
+        function[0] = b"cuCtxGetId"
+        return ask_for_context(self._context, self._context_id)
+
     cdef cydriver.CUevent hold(self) except NULL:
         cdef cydriver.CUevent event
         with cython.critical_section(self):
@@ -276,6 +287,7 @@ cdef class Event:
         """
         cdef cydriver.CUipcEventHandle name
         cdef cydriver.CUevent event
+        cdef const char* function = NULL
         cdef cydriver.CUresult result
         self._ensure_open()
         if not self._shared:
@@ -283,9 +295,12 @@ cdef class Event:
         if self._descriptor is None:
             event = self.hold()
             with nogil:
-                result = cydriver.cuIpcGetEventHandle(&name, event)
+                result = self.ask_whether_there(&function)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    function = b"cuIpcGetEventHandle"
+                    result = cydriver.cuIpcGetEventHandle(&name, event)
             self.let_go()
-            check(result, b"cuIpcGetEventHandle")
+            check(result, function)
             self._descriptor = name_event(&name, self._blocking)
         return self._descriptor
 
@@ -355,15 +370,19 @@ cdef class Event:
             If the driver answers with an error.
         """
         cdef cydriver.CUresult result
+        cdef const char* function = NULL
         cdef cydriver.CUevent event = self.hold()
         with nogil:
-            hold_captures_off()  # another thread may have recorded it in a capture
-            result = cydriver.cuEventQuery(event)
-            let_captures_begin()
+            result = self.ask_whether_there(&function)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                function = b"cuEventQuery"
+                hold_captures_off()  # another thread may have recorded it in a capture
+                result = cydriver.cuEventQuery(event)
+                let_captures_begin()
         self.let_go()
         if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
             return False
-        check(result, b"cuEventQuery")
+        check(result, function)
         return True
 
     def sync(self) -> None:
@@ -383,14 +402,17 @@ cdef class Event:
         """
         cdef cydriver.CUresult result
         cdef cydriver.CUevent event = self.hold()
-        cdef const char* function = b"cuEventQuery"
+        cdef const char* function = NULL
         with nogil:
-            hold_captures_off()
-            result = cydriver.cuEventQuery(event)
+            result = self.ask_whether_there(&function)
             if result == cydriver.CUresult.CUDA_SUCCESS:
-                function = b"cuEventSynchronize"
-                result = cydriver.cuEventSynchronize(event)  # at once; some of what a driver keeps it gives back here
-            let_captures_begin()
+                function = b"cuEventQuery"
+                hold_captures_off()
+                result = cydriver.cuEventQuery(event)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    function = b"cuEventSynchronize"
+                    result = cydriver.cuEventSynchronize(event)  # at once; a driver gives back here what it keeps
+                let_captures_begin()
             if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
                 function = b"cuEventSynchronize"
                 result = cydriver.cuEventSynchronize(event)
@@ -418,6 +440,7 @@ cdef class Event:
         cdef float milliseconds = 0
         cdef Event later, earlier
         cdef cydriver.CUevent begin, end
+        cdef const char* function = NULL
         cdef cydriver.CUresult result
         if not isinstance(self, Event) or not isinstance(other, Event):
             return NotImplemented
@@ -430,9 +453,14 @@ cdef class Event:
         try:
             begin = earlier.hold()
             with nogil:
-                hold_captures_off()
-                result = cydriver.cuEventElapsedTime(&milliseconds, begin, end)
-                let_captures_begin()
+                result = later.ask_whether_there(&function)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    result = earlier.ask_whether_there(&function)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    function = b"cuEventElapsedTime"
+                    hold_captures_off()
+                    result = cydriver.cuEventElapsedTime(&milliseconds, begin, end)
+                    let_captures_begin()
             earlier.let_go()
         finally:
             later.let_go()
@@ -440,7 +468,7 @@ cdef class Event:
             raise RuntimeError("an event has not completed yet; call sync() on the later one first")
         if result == cydriver.CUresult.CUDA_ERROR_INVALID_HANDLE:
             raise RuntimeError("both events must be recorded before they can be subtracted")
-        check(result, b"cuEventElapsedTime")
+        check(result, function)
         return milliseconds
 
     def __eq__(self, other: object) -> bool:

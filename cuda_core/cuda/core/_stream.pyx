@@ -22,11 +22,14 @@ from cuda.core._stream_handle cimport (
     StreamHandle,
     StreamKind,
     always_there,
+    ask_for_stream,
     bind_token,
     captured_error,
     close_stream,
     drop_stream,
+    enter_stream,
     is_inherited,
+    leave_stream,
     new_stream_handle,
     release_stream,
     retain_stream,
@@ -232,13 +235,15 @@ cdef Stream create_stream(cydriver.CUcontext context, int device_id, object opti
     return self
 
 
-cdef cydriver.CUresult _enter_own(StreamHandle* handle, bint* pushed) noexcept nogil:
-    """Make the context current in which a default stream was recorded: the driver resolves its token in the current."""
-    cdef cydriver.CUresult result
-    if handle.kind not in (STREAM_LEGACY, STREAM_PER_THREAD) or handle.context == NULL:
-        return cydriver.CUresult.CUDA_SUCCESS
-    result = cydriver.cuCtxPushCurrent(handle.context)
-    pushed[0] = result == cydriver.CUresult.CUDA_SUCCESS
+cdef cydriver.CUresult _enter_with(
+    StreamHandle* handle, Event mark, bint* pushed, const char** function
+) noexcept nogil:
+    """Enter a stream for a call that names it and an event, if both are there. With captures held off."""
+    cdef cydriver.CUresult result = ask_for_stream(handle, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = mark.ask_whether_there(function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = enter_stream(handle, pushed, function)
     return result
 
 
@@ -400,7 +405,9 @@ cdef class Stream:
             handle = self._hold()
             with nogil:
                 hold_captures_off()
-                result = stream_is_capturing(handle, &capturing, &function)
+                result = ask_for_stream(handle, &function)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    result = stream_is_capturing(handle, &capturing, &function)
                 if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
                     function = b"cuStreamGetFlags"
                     result = cydriver.cuStreamGetFlags(handle.stream, &flags)
@@ -416,6 +423,7 @@ cdef class Stream:
     def priority(self) -> int:
         """int: the stream's priority; lower numbers run first."""
         cdef int priority = 0
+        cdef const char* function = NULL
         cdef cydriver.CUresult result
         cdef StreamHandle* handle
         self._ensure_open()
@@ -424,10 +432,13 @@ cdef class Stream:
             handle = self._hold()
             with nogil:
                 hold_captures_off()
-                result = cydriver.cuStreamGetPriority(handle.stream, &priority)
+                result = ask_for_stream(handle, &function)
+                if result == cydriver.CUresult.CUDA_SUCCESS:
+                    function = b"cuStreamGetPriority"
+                    result = cydriver.cuStreamGetPriority(handle.stream, &priority)
                 let_captures_begin()
                 release_stream(handle)
-            check(result, b"cuStreamGetPriority")
+            check(result, function)
             self._priority = priority
         return self._priority
 
@@ -493,7 +504,7 @@ cdef class Stream:
         cdef cydriver.CUresult result
         cdef cydriver.CUevent handle
         cdef StreamHandle* order
-        cdef cydriver.CUcontext popped = NULL
+        cdef const char* function = NULL
         cdef bint pushed = False
         cdef Event mark
         self._ensure_open()
@@ -508,17 +519,17 @@ cdef class Stream:
         try:
             order = self._hold()
             with nogil:
-                result = _enter_own(order, &pushed)
+                hold_captures_off()
+                result = _enter_with(order, mark, &pushed, &function)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
-                    hold_captures_off()
+                    function = b"cuEventRecord"
                     result = cydriver.cuEventRecord(handle, stream_as_seen_here(order))
-                    let_captures_begin()
-                if pushed:
-                    cydriver.cuCtxPopCurrent(&popped)
+                leave_stream(pushed)
+                let_captures_begin()
                 release_stream(order)
         finally:
             mark.let_go()
-        check(result, b"cuEventRecord")
+        check(result, function)
         return mark
 
     def _new_event(self, options):
@@ -560,7 +571,7 @@ cdef class Stream:
         cdef cydriver.CUresult result
         cdef cydriver.CUevent handle
         cdef StreamHandle* order
-        cdef cydriver.CUcontext popped = NULL
+        cdef const char* function = NULL
         cdef bint pushed = False
         cdef Event mark
         self._ensure_open()
@@ -577,17 +588,17 @@ cdef class Stream:
         try:
             order = self._hold()
             with nogil:
-                result = _enter_own(order, &pushed)
+                hold_captures_off()  # the event may be of a capture, and take this stream into it
+                result = _enter_with(order, mark, &pushed, &function)
                 if result == cydriver.CUresult.CUDA_SUCCESS:
-                    hold_captures_off()  # the event may be of a capture, and take this stream into it
+                    function = b"cuStreamWaitEvent"
                     result = cydriver.cuStreamWaitEvent(stream_as_seen_here(order), handle, 0)
-                    let_captures_begin()
-                if pushed:
-                    cydriver.cuCtxPopCurrent(&popped)
+                leave_stream(pushed)
+                let_captures_begin()
                 release_stream(order)
         finally:
             mark.let_go()
-        check(result, b"cuStreamWaitEvent")
+        check(result, function)
 
     cdef int _wait_for_stream(self, Stream other) except -1:
         """Wait for what is in another stream. No capture ends between the mark there and the wait for it."""

@@ -65,6 +65,7 @@ cdef cydriver.CUresult enter_stream(StreamHandle* handle, bint* pushed, const ch
 cdef void leave_stream(bint pushed) noexcept nogil
 cdef cydriver.CUstream stream_as_seen_here(StreamHandle* handle) noexcept nogil
 cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil
+cdef cydriver.CUresult ask_for_stream(StreamHandle* handle, const char** function) noexcept nogil
 cdef cydriver.CUresult refuse_capturing(StreamHandle* handle, const char** function) noexcept nogil
 cdef cydriver.CUresult ask_whether_captured(StreamHandle* handle, bint* capturing,
                                             const char** function) noexcept nogil

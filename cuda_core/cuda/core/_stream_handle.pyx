@@ -150,11 +150,11 @@ cdef cydriver.CUresult enter_stream(StreamHandle* handle, bint* pushed, const ch
     return result
 
 
-cdef cydriver.CUresult _ask_for_its_context(StreamHandle* handle, const char** function) noexcept nogil:
-    """Answer CONTEXT_IS_DESTROYED if a stream went with its context. To be asked before the stream is named.
+cdef cydriver.CUresult ask_for_stream(StreamHandle* handle, const char** function) noexcept nogil:
+    """Answer with a failure if a stream is gone, or went with its context. To be asked before the stream is named.
 
     A driver may crash where a stream of a context that is gone is named. Of a stream made elsewhere nothing is known
-    before its context was asked for; the default streams are asked for when they are entered.
+    before its context was asked for; the default streams are asked for when they are entered. With captures held off.
     """
     cdef cydriver.CUstreamCaptureStatus status = cydriver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     function[0] = b"cuCtxGetId"
@@ -212,7 +212,7 @@ cdef cydriver.CUresult stream_is_capturing(StreamHandle* handle, bint* capturing
             if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
-    result = _ask_for_its_context(handle, function)
+    result = ask_for_stream(handle, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return cydriver.CUresult.CUDA_SUCCESS if stream_is_gone(handle, result) else result
     result = enter_stream(handle, &pushed, function)
@@ -251,9 +251,11 @@ cdef bint is_of_capture(cydriver.CUresult result) noexcept nogil:
 
 
 cdef cydriver.CUresult refuse_capturing(StreamHandle* handle, const char** function) noexcept nogil:
-    """Answer STREAM_CAPTURE_UNSUPPORTED for a stream that is being captured. With captures held off."""
+    """Answer with a failure for a stream that is being captured, or that is gone. With captures held off."""
     cdef bint capturing = False
-    cdef cydriver.CUresult result = stream_is_capturing(handle, &capturing, function)
+    cdef cydriver.CUresult result = ask_for_stream(handle, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = stream_is_capturing(handle, &capturing, function)
     return cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if capturing else result
 
 
@@ -306,7 +308,7 @@ cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** functi
             if result != cydriver.CUresult.CUDA_SUCCESS and not stream_is_gone(handle.members[member], result):
                 return result
         return cydriver.CUresult.CUDA_SUCCESS
-    result = _ask_for_its_context(handle, function)
+    result = ask_for_stream(handle, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
     result = enter_stream(handle, &pushed, function)
@@ -347,7 +349,7 @@ cdef cydriver.CUresult query_uncaptured(StreamHandle* handle, bint* idle, bint* 
     """Ask one stream for its work, unless it is being captured. With captures held off."""
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef bint pushed = False
-    cdef cydriver.CUresult result = _ask_for_its_context(handle, function)
+    cdef cydriver.CUresult result = ask_for_stream(handle, function)
     idle[0] = capturing[0] = False
     if result != cydriver.CUresult.CUDA_SUCCESS:
         idle[0] = stream_is_gone(handle, result)

@@ -11,6 +11,7 @@ from cuda.core._stream_handle cimport (
     STREAM_PER_THREAD,
     STREAM_SET,
     StreamHandle,
+    ask_for_stream,
     ask_whether_captured,
     is_of_capture,
     leave_stream,
@@ -43,8 +44,10 @@ cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontex
     if handle.kind == STREAM_LEGACY or handle.kind == STREAM_PER_THREAD:
         function[0] = b"cuCtxGetCurrent"
         return cydriver.cuCtxGetCurrent(context)
-    function[0] = b"cuStreamGetCtx"
-    result = cydriver.cuStreamGetCtx(handle.stream, context)
+    result = ask_for_stream(handle, function)
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        function[0] = b"cuStreamGetCtx"
+        result = cydriver.cuStreamGetCtx(handle.stream, context)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         function[0] = b"cuCtxGetId"
         result = ask_for_id(context[0], &handle.context_id)

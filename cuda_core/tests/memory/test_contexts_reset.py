@@ -226,3 +226,87 @@ def test_a_context_that_is_reset_while_a_close_waits_is_asked_about_again(kind):
         "CUDAError CUDA_ERROR_CONTEXT_IS_DESTROYED RELEASED",
         "[]",
     ]
+
+
+USES = """
+import sys
+from support import attempt, check, driver
+from buffer_kinds import SOURCES
+from cuda.core import Device, EventOptions, Stream
+import cuda_driver_sim as sim
+then, made, use = sys.argv[1:]
+device = Device(0)
+device.set_current()
+own, other = device.create_stream(), device.create_stream()
+stream = Stream.from_handle(int(own.handle)) if made == "foreign" else own
+timed = EventOptions(timing_enabled=True)
+event, later = [stream.record(options=timed) for _ in range(2)]
+managed = SOURCES["managed pool"](device).allocate(stream=other)
+plain = SOURCES["device"](device)
+target, source = plain.allocate(), plain.allocate()
+builder = stream.create_graph_builder()
+builder.begin_building()
+builder.end_building()
+graph = builder.complete()
+check(driver.cuDevicePrimaryCtxReset(0))
+if then == "activated again":
+    check(driver.cuDevicePrimaryCtxRetain(0))
+uses = {
+    "Event.is_done": lambda: event.is_done,
+    "Event.sync": lambda: event.sync(),
+    "Event - Event": lambda: later - event,
+    "Stream.record": lambda: stream.record(),
+    "Stream.record of an event": lambda: stream.record(event),
+    "Stream.wait for an event": lambda: other.wait(event),
+    "Stream.wait for a stream": lambda: other.wait(stream),
+    "Stream.sync": lambda: stream.sync(),
+    "Stream.priority": lambda: stream.priority,
+    "Stream.is_nonblocking": lambda: Stream.from_handle(int(stream.handle)).is_nonblocking,
+    "GraphBuilder.begin_building": lambda: stream.create_graph_builder().begin_building(),
+    "Graph.launch": lambda: graph.launch(stream),
+    "Graph.upload": lambda: graph.upload(stream),
+    "fill": lambda: target.fill(1, stream=stream),
+    "copy_to": lambda: source.copy_to(target, stream=stream),
+    "prefetch": lambda: managed.prefetch(device, stream=stream),
+    "discard": lambda: managed.discard(stream=stream),
+    "discard_prefetch": lambda: managed.discard_prefetch(device, stream=stream),
+    "allocate": lambda: managed.memory_resource.allocate(64, stream=stream),
+    "__dlpack__": lambda: managed.__dlpack__(stream=int(stream.handle)),
+}
+sim.reset()
+answer, error = attempt(uses[use], Exception)
+print(type(error).__name__, {call.name for call in sim.refused()} - {"cuCtxGetId", "cuStreamIsCapturing"})
+"""
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    "use",
+    [
+        "Event.is_done",
+        "Event.sync",
+        "Event - Event",
+        "Stream.record",
+        "Stream.record of an event",
+        "Stream.wait for an event",
+        "Stream.wait for a stream",
+        "Stream.sync",
+        "Stream.priority",
+        "Stream.is_nonblocking",
+        "GraphBuilder.begin_building",
+        "Graph.launch",
+        "Graph.upload",
+        "fill",
+        "copy_to",
+        "prefetch",
+        "discard",
+        "discard_prefetch",
+        "allocate",
+        "__dlpack__",
+    ],
+)
+@pytest.mark.parametrize("made", ["created", "foreign"])
+@pytest.mark.parametrize("then", ["gone", "activated again"])
+def test_a_stream_or_event_of_a_context_that_was_reset_is_not_used(then, made, use):
+    """A real driver may crash where it is named. The two questions it answers, also of one that is gone."""
+    assert child_output(USES, then, made, use).splitlines() == ["CUDAError set()"]

@@ -22,6 +22,7 @@ from cuda.core._stream_handle cimport (
     StreamHandle,
     StreamKind,
     add_stream,
+    ask_for_stream,
     new_stream_handle,
     retain_stream,
     stream_is_capturing,
@@ -108,7 +109,9 @@ cdef StreamHandle* lasting_stream(StreamHandle* consumer) except NULL:
         return retain_stream(consumer)
     with nogil:
         hold_captures_off()
-        result = stream_is_capturing(consumer, &capturing, &function)
+        result = ask_for_stream(consumer, &function)
+        if result == cydriver.CUresult.CUDA_SUCCESS:
+            result = stream_is_capturing(consumer, &capturing, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS and not capturing:
             function = b"cuStreamGetFlags"
             result = cydriver.cuStreamGetFlags(consumer.stream, &flags)

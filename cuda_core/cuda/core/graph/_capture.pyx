@@ -23,6 +23,7 @@ from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream_handle cimport (
     STREAM_LEGACY,
     StreamHandle,
+    ask_for_stream,
     enter_stream,
     leave_stream,
     stream_as_seen_here,
@@ -54,10 +55,12 @@ cdef GraphReference begin_capture(StreamHandle* order, int mode):
     with nogil:
         result = enter_stream(order, &pushed, &function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
-            function = b"cuStreamBeginCapture"
             enter_capture()
-            result = cydriver.cuStreamBeginCapture(order.stream, <cydriver.CUstreamCaptureMode>mode)
-            begun = result == cydriver.CUresult.CUDA_SUCCESS
+            result = ask_for_stream(order, &function)
+            if result == cydriver.CUresult.CUDA_SUCCESS:
+                function = b"cuStreamBeginCapture"
+                result = cydriver.cuStreamBeginCapture(order.stream, <cydriver.CUstreamCaptureMode>mode)
+                begun = result == cydriver.CUresult.CUDA_SUCCESS
             if begun:
                 function = b"cuStreamGetCaptureInfo"
                 result = cydriver.cuStreamGetCaptureInfo(order.stream, &status, &id, NULL, NULL, NULL, NULL)

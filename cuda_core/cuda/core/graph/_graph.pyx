@@ -25,6 +25,7 @@ from cuda.core._pthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from cuda.core._stream cimport Stream_accept, StreamCarrier, bind_stream
 from cuda.core._stream_handle cimport (
     StreamHandle,
+    ask_for_stream,
     captured_error,
     drop_stream,
     enter_stream,
@@ -51,9 +52,9 @@ cdef cydriver.CUresult _enter_uncaptured(
     StreamHandle* order, long begun, bint* pushed, bint* captured, const char** function
 ) noexcept nogil:
     """Enter a stream with captures held off. It was not captured when ``begun`` captures had begun."""
-    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    cdef cydriver.CUresult result = ask_for_stream(order, function)
     pushed[0] = captured[0] = False
-    if captures_begun() != begun:
+    if result == cydriver.CUresult.CUDA_SUCCESS and captures_begun() != begun:
         result = stream_is_capturing(order, captured, function)
         if captured[0]:
             result = cydriver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
@@ -155,7 +156,7 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUDA_GRAPH_INSTANTIATE_PARAMS parameters
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
-    cdef const char* function = b"cuThreadExchangeStreamCaptureMode"
+    cdef const char* function = NULL
     cdef Graph self = Graph.__new__(Graph)
     cdef CapturedGraph* graph = source._of.graph
     cdef cydriver.CUgraphExec executable = NULL
@@ -177,6 +178,7 @@ cdef Graph instantiate(GraphSource source, unsigned long long flags, StreamHandl
                 result = _enter_uncaptured(upload, begun, &pushed, &captured, &function)
                 parameters.hUploadStream = stream_as_seen_here(upload)
             if result == cydriver.CUresult.CUDA_SUCCESS:
+                function = b"cuThreadExchangeStreamCaptureMode"
                 result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
             if result == cydriver.CUresult.CUDA_SUCCESS:
                 function = b"cuGraphInstantiateWithParams"
