@@ -316,6 +316,8 @@ def test_a_detached_function_travels_with_the_allocation():
         ({"size": 2**64}, OverflowError),
         ({"ptr": "0"}, TypeError),
         ({"ptr": -1}, (ValueError, OverflowError)),
+        ({"ptr": 2**64 - SIZE + 1}, ValueError),
+        ({"ptr": 2**63 + 2, "size": 2**63 - 1}, ValueError),
         ({"deallocate": 7}, TypeError),
         ({"deallocate": "free"}, TypeError),
         ({"deallocate": (lambda: None,)}, TypeError),
@@ -338,6 +340,12 @@ def test_refused_arguments_take_nothing(driver_watch, arguments, error):
         assert not [holder for holder in gc.get_referrers(owner) if isinstance(holder, Buffer)]
     Buffer.from_handle(address, SIZE, deallocate=free).close()
     assert len(free.calls) == 1
+
+
+@pytest.mark.parametrize(("ptr", "size"), [(2**64 - 16, 16), (2**64 - 1, 1), (2**64 - 1, 0), (2**63 + 1, 2**63 - 1)])
+def test_memory_may_end_with_the_address_space(ptr, size):
+    with Buffer.from_handle(ptr, size) as buffer:
+        assert (buffer.handle, buffer.size) == (ptr, size)
 
 
 def test_a_closed_stream_takes_nothing(device):

@@ -79,7 +79,8 @@ class Buffer(Record):
         Raises
         ------
         ValueError
-            If ``mr`` and ``owner`` are both given, or ``size`` or ``ptr`` is negative.
+            If ``mr`` and ``owner`` are both given, ``size`` or ``ptr`` is negative, or the memory would not end within
+            64 bits.
         TypeError
             If an argument has the wrong type.
         OwnershipError

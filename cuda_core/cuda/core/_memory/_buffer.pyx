@@ -127,6 +127,8 @@ cdef int take_handle(Buffer self, object ptr, object size, object mr, object own
     cdef StreamHandle* order = NULL
     number = small_integer(size)
     bytes_ = <size_t>number if number >= 0 else size_argument(size, "size")
+    if bytes_ and address + (bytes_ - 1) < address:
+        raise ValueError(f"ptr and size must name memory within 64 bits, got {bytes_} bytes at {address:#x}")
     if mr is not None and owner is not None:
         raise ValueError("owner and mr cannot be given together: the memory has one owner")
     if deallocate is not None:
@@ -243,7 +245,8 @@ cdef class Buffer(Record):
         Raises
         ------
         ValueError
-            If ``mr`` and ``owner`` are both given, or ``size`` or ``ptr`` is negative.
+            If ``mr`` and ``owner`` are both given, ``size`` or ``ptr`` is negative, or the memory would not end within
+            64 bits.
         TypeError
             If an argument has the wrong type.
         OwnershipError

@@ -20,7 +20,7 @@ class TransferredTo(enum.Enum):
 
     GROWN = 1  #: the buffer that a grow has returned
     DETACHED = 2  #: the :class:`Allocation` that :meth:`Buffer.detach` has returned
-    MOVED = 3  #: the buffer that :meth:`Buffer.move_to` has returned
+    MOVED = 3  #: the buffer that :meth:`Buffer.move_to` or :meth:`Buffer.adopt` has returned
     LOANS = 4  #: whoever looked at the memory when the buffer was closed; the last of them returns it
     GRAPH = 5  #: a graph; nothing in this build gives memory to one
 
