@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-__all__ = ["for_allocation", "not_a_buffer", "shown", "size_hint"]
+__all__ = ["for_allocation", "not_a_buffer", "said", "shown", "size_hint"]
 
 _LONGEST = 160
 _OF_ARRAYS = ("__array_interface__", "__cuda_array_interface__", "__dlpack__")
@@ -24,6 +24,14 @@ def shown(value: object) -> str:
         else:
             text = f"an object whose repr() raises {type(error).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def said(error: BaseException) -> str:
+    """Return the text of an error. One that an author has made may not have any."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"its text raises {type(failure).__name__}"
 
 
 def not_a_buffer(value: object, name: str) -> str:

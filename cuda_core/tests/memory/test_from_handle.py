@@ -342,7 +342,9 @@ def test_refused_arguments_take_nothing(driver_watch, arguments, error):
     assert len(free.calls) == 1
 
 
-@pytest.mark.parametrize(("ptr", "size"), [(2**64 - 16, 16), (2**64 - 1, 1), (2**64 - 1, 0), (2**63 + 1, 2**63 - 1)])
+@pytest.mark.parametrize(
+    ("ptr", "size"), [(2**64 - 16, 16), (2**64 - 1, 1), (2**64 - 1, 0), (2**63 + 1, 2**63 - 1)]
+)
 def test_memory_may_end_with_the_address_space(ptr, size):
     with Buffer.from_handle(ptr, size) as buffer:
         assert (buffer.handle, buffer.size) == (ptr, size)

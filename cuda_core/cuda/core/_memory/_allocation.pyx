@@ -297,8 +297,9 @@ cdef class Record:
         cdef StreamHandle* stream
         if is_open(self):
             self.end_unfinished()
-        if self.owner is not None and isinstance(self.owner, Keeper) and state_of_record(self) == STATE_OWNED:
-            (<Keeper>self.owner).let_out()  # what stays allocated now, nobody returns
+        if self.owner is not None and isinstance(self.owner, Keeper):
+            if state_of_record(self) in (STATE_OWNED, STATE_TRANSFERRED):  # the latter to loans, whose end has failed
+                (<Keeper>self.owner).let_out()  # what stays allocated now, nobody returns
         # Still live: its release failed, or the interpreter is going.
         if is_live(&self.link) and leave_live(&self.link, self.serial):
             if _observer != NULL:

@@ -13,14 +13,16 @@ from cuda.core._memory._allocation cimport CLOSE_DONE, CLOSE_QUEUED, LAST_LOAN, 
 
 cdef extern from *:
     """
-    struct cuda_core_asking { PyObject *record; int waiting; int queued; };
-    static thread_local struct cuda_core_asking cuda_core_asking_now = {nullptr, 0, 0};
+    struct cuda_core_asking { PyObject *record; int waiting; int queued; int freed; int lost; };
+    static thread_local struct cuda_core_asking cuda_core_asking_now = {nullptr, 0, 0, 0, 0};
     #define cuda_core_asking_here() (&cuda_core_asking_now)
     """
     struct _Asking "cuda_core_asking":
         PyObject* record
         int waiting
         int queued
+        int freed
+        int lost
 
     _Asking* _here "cuda_core_asking_here"() noexcept nogil
 
@@ -30,7 +32,9 @@ cdef Asking begin_asking(Record record, int waiting) noexcept:
     cdef _Asking* here = _here()
     cdef Asking outer
     outer.record, outer.waiting, outer.queued = here.record, here.waiting, here.queued
+    outer.freed, outer.lost = here.freed, here.lost
     here.record, here.waiting, here.queued = <PyObject*>record, waiting, False
+    here.freed = here.lost = False
     return outer
 
 
@@ -45,8 +49,10 @@ cdef int end_asking(Record record, Asking outer) noexcept:
     if here.record != <PyObject*>record:
         here.record = NULL
         here.waiting, here.queued = WAIT, False
+        here.freed = here.lost = False
         return CLOSE_DONE
     here.record, here.waiting, here.queued = outer.record, outer.waiting, outer.queued
+    here.freed, here.lost = outer.freed, outer.lost
     return CLOSE_QUEUED if queued else CLOSE_DONE
 
 
@@ -69,7 +75,27 @@ cdef int waiting_of_asked(int waiting) noexcept nogil:
     return LAST_LOAN if here.waiting >= NEVER_WAIT else here.waiting
 
 
-cdef void note_outcome(int outcome) noexcept nogil:
-    """Note what became of a part of a release."""
+cdef void note_outcome(int outcome, size_t pointer) noexcept:
+    """Note what became of a part of a release, which was at an address."""
+    cdef _Asking* here = _here()
     if outcome == CLOSE_QUEUED:
-        _here().queued = True
+        here.queued = True
+    if here.record != NULL and (<Record>here.record).pointer == pointer:
+        here.freed = True
+
+
+cdef void note_loss(size_t pointer) noexcept:
+    """Note that what was at an address is out of reach for good."""
+    cdef _Asking* here = _here()
+    if here.record != NULL and (<Record>here.record).pointer == pointer:
+        here.lost = True
+
+
+cdef bint is_freed_by_asking(Record record) noexcept:
+    """Whether the very memory of a record has been freed since this thread asked an author's code for it."""
+    return _here().record == <PyObject*>record and _here().freed != 0
+
+
+cdef bint is_lost_by_asking(Record record) noexcept:
+    """The same of memory that was lost. A failure may be about something else that the author's code has freed."""
+    return _here().record == <PyObject*>record and _here().lost != 0

@@ -15,7 +15,8 @@ from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
 from cuda.core._memory._fill cimport fill
 from cuda.core._memory._ipc cimport IPCBufferDescriptor
 from cuda.core._memory._loans cimport Loan, close_record, end_loan, lend, new_loan
-from cuda.core._memory._memory_resource cimport MemoryResource, ask_python
+from cuda.core._memory._interrupts cimport pass_on
+from cuda.core._memory._memory_resource cimport MemoryResource, ask_python, came_behind_the_free
 from cuda.core._memory._ownership cimport (
     EVENT_BEGIN_AUTOMATIC_RELEASE,
     EVENT_BEGIN_RELEASE,
@@ -30,7 +31,7 @@ from cuda.core._memory._ownership cimport (
 )
 from cuda.core._memory._pointer_attributes cimport pointer_attributes
 from cuda.core._memory._queue cimport wait_for_room
-from cuda.core._memory._release cimport release_from_collection, report, something_may_have_happened
+from cuda.core._memory._release cimport comes_out_of, release_from_collection, report
 from cuda.core._memory._transfer cimport Allocation, hand_over
 from cuda.core._memory._virtual_descriptor cimport VirtualBufferDescriptor
 from cuda.core._stream cimport Stream, Stream_accept, bind_default_stream, bind_stream, stream_for_python
@@ -43,7 +44,7 @@ from cuda.core._stream_handle cimport (
     drop_stream,
 )
 
-from cuda.core._error_text import not_a_buffer, shown
+from cuda.core._error_text import not_a_buffer, said, shown
 from cuda.core._errors import CUDAError, OwnershipError
 from cuda.core._memory._allocation import FreeFunction
 from cuda.core._memory._array_view import ArrayView
@@ -107,13 +108,18 @@ cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1
     cdef Stream stream = stream_for_python(order)
     cdef Asking outer = begin_asking(record, waiting)
     cdef int outcome = CLOSE_DONE
+    cdef object interrupt = None
     try:
         record.resource.function(<size_t>record.pointer, record.size, stream)
-    except Exception as error:
-        something_may_have_happened(error)
-        raise
+    except BaseException as error:
+        if not came_behind_the_free(record, error):
+            comes_out_of(record, error)
+            raise
+        interrupt = error
     finally:
         outcome = end_asking(record, outer)
+    if interrupt is not None:
+        pass_on(interrupt)
     return outcome
 
 
@@ -458,7 +464,7 @@ cdef class Buffer(Record):
         try:
             close_record(self, event, NULL, _how_to_wait(self, None))
         except Exception as error:
-            _add_note(exc_val, f"leaving the block could not return {self.describe()}: {error}")
+            _add_note(exc_val, f"leaving the block could not return {self.describe()}: {said(error)}")
 
     def set_deallocation_stream(self, stream: Stream | GraphBuilder) -> None:
         """Replace the stream that orders the release. Nothing waits.

@@ -7,13 +7,22 @@ finds everything it needs in the record.
 
 cimport cython
 from cpython.weakref cimport PyWeakref_NewRef
+from cuda.bindings cimport cydriver
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._shared_containers cimport dict_item
-from cuda.core._driver cimport ensure_driver
-from cuda.core._memory._allocation cimport NEVER_WAIT, WAIT, Record, end_left_behind, put_back_left, record_ended
+from cuda.core._driver cimport ensure_driver, is_hopeless
+from cuda.core._memory._allocation cimport (
+    CLOSE_DONE,
+    NEVER_WAIT,
+    WAIT,
+    Record,
+    end_left_behind,
+    put_back_left,
+    record_ended,
+)
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
-from cuda.core._memory._asking cimport note_outcome, record_being_asked, waiting_of_asked
+from cuda.core._memory._asking cimport note_loss, note_outcome, record_being_asked, waiting_of_asked
 from cuda.core._memory._memory_resource cimport MemoryResource
 from cuda.core._memory._ownership cimport (
     CLAIM_MASK,
@@ -260,7 +269,7 @@ cdef class IndexedResource(MemoryResource):
         try:
             record = record_being_asked(self, address)
             if record is not None:
-                note_outcome(self.free_record(record, order, waiting_of_asked(WAIT)))
+                note_outcome(self.free_record(record, order, waiting_of_asked(WAIT)), address)
                 return
             if not address:
                 return
@@ -278,6 +287,11 @@ cdef class IndexedResource(MemoryResource):
                     if was_left:
                         put_back_left(address)
                     raise
+                note_outcome(CLOSE_DONE, address)
+        except CUDAError as error:
+            if is_hopeless(<cydriver.CUresult><int>error.result) or getattr(error, "lost_place", None) is not None:
+                note_loss(address)
+            raise
         finally:
             drop_stream(order)
 
@@ -307,7 +321,7 @@ cdef class IndexedResource(MemoryResource):
             holding.being_freed = True
         was_left = end_left_behind(address)
         try:
-            note_outcome(self.free_holding(holding, order, waiting_of_asked(WAIT)))
+            note_outcome(self.free_holding(holding, order, waiting_of_asked(WAIT)), address)
         except BaseException:  # it can be tried again, or adopted
             if was_left:
                 put_back_left(address)

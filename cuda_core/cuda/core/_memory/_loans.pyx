@@ -119,7 +119,7 @@ cdef int close_record(Record record, int event, StreamHandle* order, int waiting
         (<Loan>lender).end_or_raise(True)
     elif outcome == CLOSE_NOTHING and record.taker() == TAKER_GROWN:
         outcome = _close_kept(record, lender, order, waiting_of_asked(waiting))
-        note_outcome(outcome)
+        note_outcome(outcome, 0)  # of the old addresses, not of the memory
     return outcome
 
 

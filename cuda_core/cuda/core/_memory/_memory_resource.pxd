@@ -17,4 +17,5 @@ cdef class MemoryResource:
     cdef Record import_buffer(self, object descriptor, StreamHandle* order)
     cdef object reduce_buffer(self, Record buffer, object descriptor)
 
+cdef bint came_behind_the_free(Record record, object error) noexcept
 cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1

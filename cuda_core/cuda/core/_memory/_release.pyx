@@ -24,6 +24,7 @@ from cuda.core._memory._allocation cimport (
     REFUSED_UNTOUCHED,
     TOLD,
     WAIT,
+    Keeper,
     Record,
     end_left_behind,
     pass_place,
@@ -31,7 +32,7 @@ from cuda.core._memory._allocation cimport (
     record_ended,
     state_of_record,
 )
-from cuda.core._memory._asking cimport note_outcome, waiting_of_asked
+from cuda.core._memory._asking cimport is_lost_by_asking, note_loss, note_outcome, waiting_of_asked
 from cuda.core._memory._interrupts cimport is_interrupt, pass_on
 from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, number_of, place_of
 from cuda.core._memory._ownership cimport (
@@ -60,6 +61,7 @@ from cuda.core._stream_handle cimport (
 )
 from cuda.core._stream_order cimport wait_in_order
 
+from cuda.core._error_text import said
 from cuda.core._errors import CUDAError, CUDAWarning
 
 __all__ = ["CloseResult"]
@@ -174,10 +176,10 @@ cdef void _leave_to_heir(Record record, Record heir) noexcept:
     record.range.heir = heir
 
 
-cdef int _note_refusal(Record record, object error) except -1:
+cdef int _note_refusal(Record record, object error) noexcept:
     """Note whether all that has failed so far is a close that a capture has refused. Before the word says failed."""
     cdef bint untouched = (
-        getattr(error, "nothing_happened", False)
+        _says_nothing_happened(error)
         and (record.reported == REFUSED_UNTOUCHED or not record.word.load() & FAILED_BIT)
     )
     if record.reported != TOLD:
@@ -200,6 +202,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     record.set_claiming_thread(_thread_number())
     # Before the free: behind it the address may be another's, who may have left it.
     cdef bint was_left = end_left_behind(record.pointer)
+    cdef size_t pointer = record.pointer
     try:
         outcome = record.deleter(record, order, waiting)
     except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
@@ -212,8 +215,11 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
             if getattr(error, "lost_place", None) is None:
                 error.lost_place = place_of(record)
                 error.lost_number = number_of(record, error.lost_place)
+            note_loss(record.pointer)
             record.apply(EVENT_LOSE)
             record_ended(record)
+            if isinstance(record.owner, Keeper):
+                (<Keeper>record.owner).let_out()  # it is not returned, and what it came from must not end before it
             record.forget()
         else:
             _note_refusal(record, error)
@@ -225,7 +231,7 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     record_ended(record)
     record.forget()
     if not by_itself:
-        note_outcome(outcome)
+        note_outcome(outcome, pointer)
     if outcome == CLOSE_DONE and has_stuck():  # the driver gives back at the moment: what it refused is tried again
         retry_stuck(False)
     return outcome
@@ -297,11 +303,23 @@ cdef bint _is_kept(Record record) except -1:
     return record.kept_by_collector or not getattr(record.resource, "release_on_collection", True)
 
 
-cdef bint _is_lost(object error) except -1:
+cdef bint _is_lost(object error) noexcept:
     """Whether a failure means that the memory is out of reach for good: no later attempt can do better."""
-    return isinstance(error, CUDAError) and (
-        is_hopeless(<cydriver.CUresult><int>error.result) or getattr(error, "lost_place", None) is not None
-    )
+    try:
+        return (
+            isinstance(error, CUDAError)
+            and not getattr(error, "lost_elsewhere", False)
+            and (is_hopeless(<cydriver.CUresult><int>error.result) or getattr(error, "lost_place", None) is not None)
+        )
+    except Exception:  # an author's own kind of error: whoever has claimed the release must come to its end
+        return False
+
+
+cdef bint _says_nothing_happened(object error) noexcept:
+    try:
+        return bool(getattr(error, "nothing_happened", False))
+    except Exception:
+        return False
 
 
 cdef int _report_failed(Record record, object error, str what) except -1:
@@ -312,11 +330,11 @@ cdef int _report_failed(Record record, object error, str what) except -1:
         if first_report_of(place, getattr(error, "lost_number", 0)):
             where = describe_place(place)
             report(
-                f"{record.describe()} {what}: {error}. It is lost, like everything of {where}; further buffers of "
-                f"{where} are not reported."
+                f"{record.describe()} {what}: {said(error)}. It is lost, like everything of {where}; further buffers "
+                f"of {where} are not reported."
             )
         return 0
-    report(f"{record.describe()} {what}: {type(error).__name__}: {error}. It stays allocated.")
+    report(f"{record.describe()} {what}: {type(error).__name__}: {said(error)}. It stays allocated.")
     return 0
 
 
@@ -349,11 +367,19 @@ cdef object capture_in_the_way():
     return error
 
 
-cdef int something_may_have_happened(object error) except -1:
-    """Take back what such an error says where it comes out of an author's code: it is about another buffer there."""
-    if getattr(error, "nothing_happened", False):
-        error.nothing_happened = False
-    return 0
+cdef void comes_out_of(Record record, object error) noexcept:
+    """Take back what an error says where it comes out of an author's code: it may be about another buffer there.
+
+    Something may have happened before it. And a context that is gone has taken the memory of ``record`` only where that
+    very address was lost: a ``deallocate`` may free more than one thing.
+    """
+    try:
+        if getattr(error, "nothing_happened", False):
+            error.nothing_happened = False
+        if isinstance(error, CUDAError):
+            error.lost_elsewhere = not is_lost_by_asking(record)
+    except Exception:
+        pass
 
 
 cdef bint wait_for_order(StreamHandle* order) except -1:

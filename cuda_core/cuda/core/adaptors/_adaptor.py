@@ -65,8 +65,9 @@ class MemoryResourceAdaptor(MemoryResource):
         # Each new buffer asks for it, and a name that nobody has takes the long way through __getattr__.
         if not hasattr(type(self), "unique_addresses"):
             self.unique_addresses = bool(getattr(inner, "unique_addresses", False))
-        # The inner buffers by address. No lock: each change is one operation of the dictionary. A lock would hang
-        # where the collector runs in the middle of a change and frees a buffer of this very adaptor.
+        # The inner buffers by address; where an inner resource gives one address to several owners, the further ones by
+        # address and id. No lock: each change is one operation of the dictionary. A lock would hang where the collector
+        # runs in the middle of a change and frees a buffer of this very adaptor.
         self._buffers: dict[Any, Buffer] = {}
 
     @property
@@ -109,13 +110,38 @@ class MemoryResourceAdaptor(MemoryResource):
             # No memory is behind it, and its address can be that of others: there is nothing to keep.
             buffer.close()
             return Buffer.from_handle(0, 0, mr=self, stream=stream)
-        self._buffers[at] = buffer
         try:
+            self._keep(at, buffer)
             return Buffer.from_handle(at, size, mr=self, stream=stream)
         except BaseException:
-            del self._buffers[at]
+            for key in (at, (at, id(buffer))):
+                if self._buffers.get(key) is buffer:
+                    del self._buffers[key]
             buffer.close()
             raise
+
+    def _keep(self, at: int, buffer: Buffer) -> None:
+        first = self._buffers.setdefault(at, buffer)
+        if first is not buffer:
+            if first.is_closed:
+                self._buffers[at] = buffer
+            else:
+                self._buffers[at, id(buffer)] = buffer
+
+    def _find(self, at: int, size: int) -> tuple[Any, Buffer | None]:
+        """Return an inner buffer with an address and a size, and its name; without one, any with the address."""
+        found: tuple[Any, Buffer | None] = (at, None)
+        for key, buffer in list(self._buffers.items()):
+            if key == at or (type(key) is tuple and key[0] == at):
+                found = (key, buffer)
+                # Of a buffer in one cycle with this one the collector may have ended the inner one first: it is empty.
+                if buffer.size == size or not buffer.size:
+                    break
+        return found
+
+    def _has(self, ptr: DevicePointerType) -> bool:
+        """Whether something at an address is still allocated from the inner resource."""
+        return self._find(address(ptr), -1)[1] is not None
 
     def deallocate(
         self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
@@ -159,22 +185,34 @@ class MemoryResourceAdaptor(MemoryResource):
         if type(size) is not int:
             size = integer(size, "size")
         with self.checked_free(ptr, size):
-            if not ptr or not size:
+            if not ptr:
                 return
-            # Before the free: the moment the memory is free, its address may be another thread's.
-            buffer = self._buffers.pop(ptr, None)
-            if buffer is None:
-                raise ValueError(f"this {type(self).__name__} has allocated nothing that is open at {ptr:#x}")
-            try:
-                # Of a buffer in one cycle with this one the collector may have ended the inner one first: it is empty.
+            # Known here before it is taken out: an interrupt can come between any two instructions.
+            key, buffer = ptr, self._buffers.get(ptr)
+            while True:
+                if buffer is None or (size != buffer.size and buffer.size):
+                    key, buffer = self._find(ptr, size)
+                if buffer is None:
+                    raise ValueError(
+                        f"this {type(self).__name__} has allocated nothing that is open at {ptr:#x}"
+                    )
                 if size != buffer.size and buffer.size:
                     raise ValueError(
                         f"size must be {buffer.size}, that of the allocation at {ptr:#x}, got {size}"
                     )
-                buffer.close(stream)
-            except BaseException:
-                self._buffers[ptr] = buffer
-                raise
+                try:
+                    # Before the free: the moment the memory is free, its address may be another thread's.
+                    taken = self._buffers.pop(key, None)
+                    if taken is buffer:
+                        buffer.close(stream)
+                        return
+                except BaseException:
+                    if not buffer.is_closed:
+                        self._keep(ptr, buffer)
+                    raise
+                if taken is not None:
+                    self._keep(ptr, taken)
+                buffer = None  # another thread was quicker; there may be a further one for this
 
     @property
     def is_device_accessible(self) -> bool:

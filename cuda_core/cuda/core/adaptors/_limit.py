@@ -108,5 +108,11 @@ class LimitAdaptor(MemoryResourceAdaptor):
         self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
     ) -> None:
         """Free, and give the bytes back to the limit, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
-        super().deallocate(ptr, size, stream=stream)
-        self._used.change(operator.sub, int(size))
+        try:
+            super().deallocate(ptr, size, stream=stream)
+        except (KeyboardInterrupt, SystemExit):
+            if not self._has(ptr):  # it came behind the free
+                self._used.change(operator.sub, int(size))
+            raise
+        if ptr or not size:  # a call by hand frees nothing at no address
+            self._used.change(operator.sub, int(size))

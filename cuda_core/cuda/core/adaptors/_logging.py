@@ -110,11 +110,14 @@ class LoggingAdaptor(MemoryResourceAdaptor):
         try:
             super().deallocate(ptr, size, stream=stream)
         except BaseException as error:
+            # An interrupt may have come behind the free.
+            kept = isinstance(error, Exception) or self._has(ptr)
             log(
                 max(level, logging.WARNING),
-                "free size=%d address=%#x failed, it is still allocated: %s: %s",
+                "free size=%d address=%#x %s: %s: %s",
                 size,
                 ptr,
+                "failed, it is still allocated" if kept else "was interrupted, it is freed",
                 type(error).__name__,
                 str(
                     error

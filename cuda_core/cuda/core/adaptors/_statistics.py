@@ -132,8 +132,14 @@ class StatisticsAdaptor(MemoryResourceAdaptor):
         self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
     ) -> None:
         """Free and count it, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
-        super().deallocate(ptr, size, stream=stream)
-        self._stack.change(_freed, int(size))
+        try:
+            super().deallocate(ptr, size, stream=stream)
+        except (KeyboardInterrupt, SystemExit):
+            if not self._has(ptr):  # it came behind the free
+                self._stack.change(_freed, int(size))
+            raise
+        if ptr or not size:  # a call by hand frees nothing at no address
+            self._stack.change(_freed, int(size))
 
     @property
     def statistics(self) -> MemoryStatistics:

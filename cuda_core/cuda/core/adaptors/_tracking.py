@@ -107,7 +107,7 @@ class TrackingAdaptor(MemoryResourceAdaptor):
         super().__init__(inner)
         self._frames = min(integer(frames, "frames", 0), sys.maxsize)
         self._serials = itertools.count(1)
-        # By address; each change is one operation, as in the class above.
+        # By address, as in the class above; each change is one operation.
         self._open: dict[Any, _Entry] = {}
 
     def _places(self) -> tuple[_Place, ...]:
@@ -129,21 +129,36 @@ class TrackingAdaptor(MemoryResourceAdaptor):
         taken = buffer.size
         if taken:
             at = buffer.handle
-            self._open[at] = (next(self._serials), at, taken, threading.current_thread().name, places)
+            self._note((next(self._serials), at, taken, threading.current_thread().name, places))
         return buffer
+
+    def _note(self, entry: _Entry) -> None:
+        if self._open.setdefault(entry[1], entry) is not entry:
+            self._open[entry[1], entry[0]] = entry  # one of several owners of the address
+
+    def _forget(self, at: int, size: int) -> _Entry | None:
+        """Take out the entry of an allocation."""
+        entry = self._open.get(at)
+        if entry is not None and entry[2] == size:
+            return self._open.pop(at, None)
+        for key, entry in list(self._open.items()):
+            if entry[1] == at and entry[2] == size:
+                return self._open.pop(key, None)
+        return None
 
     def deallocate(
         self, ptr: DevicePointerType, size: int, *, stream: Stream | GraphBuilder | None = None
     ) -> None:
         """Forget and free, in this order. As :meth:`MemoryResourceAdaptor.deallocate`."""
-        if type(ptr) is not int:
-            ptr = address(ptr)
-        entry = self._open.pop(ptr, None)
+        if type(ptr) is not int or type(size) is not int:
+            ptr, size = address(ptr), integer(size, "size")
+        entry = self._forget(ptr, size)
         try:
             super().deallocate(ptr, size, stream=stream)
-        except BaseException:
-            if entry is not None:
-                self._open[ptr] = entry
+        except BaseException as error:
+            # An interrupt may have come behind the free.
+            if entry is not None and (isinstance(error, Exception) or self._has(ptr)):
+                self._note(entry)
             raise
 
     def open_allocations(self) -> list[OpenAllocation]:
