@@ -78,3 +78,24 @@ def test_a_process_of_the_build_that_imports_its_script_builds_nothing():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.sim_only
+def test_no_compiled_comprehension_drops_an_item_twice():
+    """Cython 3.3.1 drops the item of a list comprehension twice where Python has no memory to append it.
+
+    It does so for every item that is computed; a loop with ``append`` does not. Generators that are given to ``tuple``,
+    ``join``, ``sorted`` and their like are compiled as list comprehensions.
+    """
+    generated = ROOT / "build" / "cython" / "cuda_core" / "cuda" / "core"
+    found, looked = [], 0
+    for source in [*SOURCES.rglob("*.pyx"), SOURCES / "_memory" / "_ownership.py"]:
+        code = (generated / source.relative_to(SOURCES)).with_suffix(".cpp")
+        if not code.is_file() or code.stat().st_mtime < source.stat().st_mtime:
+            continue
+        looked += 1
+        call = r"[(!]__Pyx_ListComp_AppendAndDecref\(.*__PYX_ERR\(\d+, (\d+)"
+        found += [f"{source.name}:{line}" for line in re.findall(call, code.read_text(encoding="utf-8"))]
+    if not looked:
+        pytest.skip("needs what was generated for a build in this checkout")
+    assert found == []

@@ -93,19 +93,24 @@ cdef class _StridedLayout:
     ) -> None:
         cdef int size = positive_itemsize(itemsize)
         cdef tuple extents = extents_of(shape)
-        cdef list steps
+        cdef list steps, divided
         if strides is not None:
             if len(strides) != len(extents):
                 raise ValueError(
                     "Strides, if provided, must have the same length as shape. "
                     f"Shape has {len(extents)} dimensions, but strides has {len(strides)} elements."
                 )
-            steps = [integer(stride, "strides") for stride in strides]
+            steps = []
+            for stride in strides:
+                steps.append(integer(stride, "strides"))
             if divide_strides:
                 for stride in steps:
                     if stride % size:
                         raise ValueError(f"strides must be divisible by itemsize, got {shown(strides)} and {size}")
-                steps = [stride // size for stride in steps]
+                divided = []
+                for stride in steps:
+                    divided.append(stride // size)
+                steps = divided
             self._strides = tuple(steps)
         self._shape = extents
         self.itemsize = size
@@ -201,7 +206,10 @@ cdef class _StridedLayout:
         """tuple of int or None: the strides in bytes."""
         if self._strides is None:
             return None
-        return tuple([fitting(stride * self.itemsize) for stride in self._strides])
+        cdef list steps = []
+        for stride in self._strides:
+            steps.append(fitting(stride * self.itemsize))
+        return tuple(steps)
 
     cdef tuple _known_strides(self):
         """The strides, also of a layout that has them by its order only."""
@@ -262,8 +270,11 @@ cdef class _StridedLayout:
     @property
     def is_contiguous_f(self) -> bool:
         """bool: whether the elements lie without gaps in Fortran order, wherever the first one lies."""
+        cdef int longer = 0
         if self._strides is None:
-            return not self.volume or sum([extent != 1 for extent in self._shape]) <= 1
+            for extent in self._shape:
+                longer += extent != 1
+            return not self.volume or longer <= 1
         return self._is_dense_in(range(len(self._shape))[::-1])
 
     @property
@@ -380,9 +391,11 @@ cdef class _StridedLayout:
         ValueError
             If the numbers of elements differ, or no strides give the new shape.
         """
-        cdef list extents = [integer(extent, "shape") for extent in shape]
-        cdef list strides = [0] * len(extents)
+        cdef list extents = []
+        cdef list strides = [0] * len(shape)
         cdef _StridedLayout merged
+        for extent in shape:
+            extents.append(integer(extent, "shape"))
         unknown = extents.count(-1)
         if unknown > 1:
             raise ValueError(f"There can be at most one -1 extent in a shape, got {shown(shape)}")
@@ -424,6 +437,7 @@ cdef class _StridedLayout:
             If ``axis_order`` is no permutation of the axes.
         """
         cdef int ndim = len(self._shape)
+        cdef list extents = [], steps = []
         if len(axis_order) != ndim:
             raise ValueError(
                 "Permutation must have the same length as the number of dimensions, "
@@ -433,7 +447,10 @@ cdef class _StridedLayout:
             axis_order, ndim, "permutation: axis", "Invalid permutation: axis {} appears multiple times."
         )
         strides = self._known_strides()
-        return _derived(self, [self._shape[axis] for axis in axes], [strides[axis] for axis in axes])
+        for axis in axes:
+            extents.append(self._shape[axis])
+            steps.append(strides[axis])
+        return _derived(self, extents, steps)
 
     def flattened(self, start_axis: int = 0, end_axis: int = -1, mask: int | None = None) -> _StridedLayout:
         """Merge neighbouring axes wherever one stride can do the work of both.
@@ -457,7 +474,9 @@ cdef class _StridedLayout:
         if mask is None:
             if ndim:
                 first, last = axis_of(start_axis, ndim, "start axis:"), axis_of(end_axis, ndim, "end axis:")
-            wanted = sum([<object>1 << axis for axis in range(first + 1, last + 1)])
+            wanted = 0
+            for axis in range(first + 1, last + 1):
+                wanted |= <object>1 << axis
         else:
             wanted = operator.index(mask)
             if not 0 <= wanted < 2**64:
@@ -558,6 +577,7 @@ cdef class _StridedLayout:
             If the extent, the strides or the offset do not allow it.
         """
         cdef int where
+        cdef list steps = []
         size = integer(itemsize, "itemsize")
         if size <= 0:
             raise ValueError(f"new itemsize must be greater than zero, got {shown(size)}.")
@@ -574,9 +594,10 @@ cdef class _StridedLayout:
             raise ValueError(f"The larger itemsize ({larger}) must be a multiple of the smaller ({smaller}).")
         factor = larger // smaller
         if size < self.itemsize:
-            strides = [fitting(stride if index == where else stride * factor) for index, stride in enumerate(strides)]
+            for index, stride in enumerate(strides):
+                steps.append(fitting(stride if index == where else stride * factor))
             shape[where] = fitting(shape[where] * factor)
-            return new_layout(tuple(shape), tuple(strides), size, fitting(self.slice_offset * factor))
+            return new_layout(tuple(shape), tuple(steps), size, fitting(self.slice_offset * factor))
         if shape[where] % factor:
             raise ValueError(f"The axis {where} extent ({shape[where]}) must be divisible by {factor}.")
         for index, stride in enumerate(strides):
@@ -587,10 +608,11 @@ cdef class _StridedLayout:
         if operator.index(data_ptr) % size:
             raise ValueError(f"The data pointer ({data_ptr}) must be aligned to the packed itemsize ({size}).")
         shape[where] //= factor
-        strides = [stride if index == where else stride // factor for index, stride in enumerate(strides)]
+        for index, stride in enumerate(strides):
+            steps.append(stride if index == where else stride // factor)
         if shape[where] == 1 and not keep_dim:
-            del shape[where], strides[where]
-        return new_layout(tuple(shape), tuple(strides), size, self.slice_offset // factor)
+            del shape[where], steps[where]
+        return new_layout(tuple(shape), tuple(steps), size, self.slice_offset // factor)
 
     def sliced(self, slices: int | slice | tuple[int | slice, ...]) -> _StridedLayout:
         """Return the layout of a part, chosen as by indexing.

@@ -31,7 +31,9 @@ cdef object integer(object value, str name):
 
 
 cdef tuple extents_of(tuple shape):
-    cdef list extents = [integer(extent, "shape") for extent in shape]
+    cdef list extents = []
+    for extent in shape:
+        extents.append(integer(extent, "shape"))
     check_ndim(len(extents))
     for extent in extents:
         if extent < 0:

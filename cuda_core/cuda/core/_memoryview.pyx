@@ -748,12 +748,13 @@ cdef object _consumer_number(object stream_ptr):
 
 cdef int _fill_from_tensor(StridedMemoryView self, ImportedTensor imported, object obj) except -1:
     cdef DLTensor* tensor = imported.tensor
-    cdef tuple shape = tuple([tensor.shape[axis] for axis in range(tensor.ndim)])
-    cdef tuple strides = None
+    cdef list shape = [], strides = []
     cdef int size = tensor.dtype.bits * tensor.dtype.lanes // 8
-    if tensor.strides != NULL:
-        strides = tuple([tensor.strides[axis] for axis in range(tensor.ndim)])
-    self._known_layout = _StridedLayout(shape, strides, size)
+    for axis in range(tensor.ndim):
+        shape.append(tensor.shape[axis])
+        if tensor.strides != NULL:
+            strides.append(tensor.strides[axis])
+    self._known_layout = _StridedLayout(tuple(shape), tuple(strides) if tensor.strides != NULL else None, size)
     first, last = self._known_layout.offset_bounds
     self._low, self._high = min(first * size, 0), (last + 1) * size
     self._address = <intptr_t>(<uintptr_t>tensor.data + <uintptr_t>tensor.byte_offset)

@@ -57,11 +57,14 @@ graph_builder_factory = None
 
 cdef tuple streams_of(StreamHandle* handle):
     """Return the streams behind a handle as Python objects."""
+    cdef list streams = []
     if handle == NULL:
         return ()
     if handle.kind != STREAM_SET:
         return (wrap_stream(handle),)
-    return tuple([wrap_stream(handle.members[member]) for member in range(handle.member_count)])
+    for member in range(handle.member_count):
+        streams.append(wrap_stream(handle.members[member]))
+    return tuple(streams)
 
 
 cdef Stream _named_here(StreamHandle* handle):

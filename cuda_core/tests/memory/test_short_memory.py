@@ -333,3 +333,37 @@ def test_an_index_that_fails_to_be_built_is_built_later(device, stream):
                 resource.deallocate(buffer.handle, 64, stream=stream)
             buffer.close()
         (Buffer.adopt(allocation) if allocation is not None else buffers[0]).close()
+
+
+def test_a_shape_that_fails_to_be_read_stays_whole():
+    """Before, each of these took a reference from its caller's integer: its end came while it was in use."""
+    output = child_output(
+        """
+import sys, _testcapi
+from cuda.core._layout import _StridedLayout
+extents = tuple(int(text) for text in ("4096", "5000", "6000"))
+steps = tuple(int(text) for text in ("30000000", "6000", "1000"))
+layout = _StridedLayout(extents, steps, 1)
+calls = {
+    "made": lambda: _StridedLayout(extents, steps, 1),
+    "reshaped": lambda: layout.reshaped(extents),
+    "permuted": lambda: layout.permuted((0, 1, 2)),
+}
+for name, call in calls.items():
+    failed = taken = 0
+    for number in range(1, 40):
+        before = [sys.getrefcount(number) for number in extents + steps]
+        _testcapi.set_nomemory(number, number + 1)
+        try:
+            call()
+        except MemoryError:
+            failed += 1
+        finally:
+            _testcapi.remove_mem_hooks()
+        after = [sys.getrefcount(number) for number in extents + steps]
+        # Some versions of Python lose a tuple of which they fail to make a list: no less is what counts.
+        taken += any(new < old for new, old in zip(after, before))
+    print(name, failed > 0, taken)
+"""
+    )
+    assert output.splitlines() == ["made True 0", "reshaped True 0", "permuted True 0"]

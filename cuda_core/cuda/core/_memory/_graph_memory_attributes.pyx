@@ -81,4 +81,7 @@ cdef class GraphMemoryResourceAttributes:
         self._reset(cydriver.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, "used_mem_high", value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in _NAMES)})"
+        cdef list values = []
+        for name in _NAMES:
+            values.append(f"{name}={getattr(self, name)}")
+        return f"{type(self).__name__}({', '.join(values)})"

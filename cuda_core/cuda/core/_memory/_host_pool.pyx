@@ -24,7 +24,10 @@ cdef list devices_with_host_pools(bint on_a_node):
         if on_a_node
         else cydriver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED
     )
-    able = [ordinal for ordinal in range(device_count()) if device_attribute(ordinal, attribute)]
+    cdef list able = []
+    for ordinal in range(device_count()):
+        if device_attribute(ordinal, attribute):
+            able.append(ordinal)
     if not able:
         raise RuntimeError(
             "no device supports memory pools at the host; LegacyPinnedMemoryResource allocates without a pool"

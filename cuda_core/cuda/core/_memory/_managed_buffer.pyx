@@ -93,9 +93,12 @@ cdef int _replace(ManagedBuffer buffer, set wanted) except -1:
     """Make the advice equal to a set. If a step is refused, those before it are undone as far as the driver lets."""
     cdef int withdraw = cydriver.CUmem_advise.CU_MEM_ADVISE_UNSET_ACCESSED_BY
     cdef int give = cydriver.CUmem_advise.CU_MEM_ADVISE_SET_ACCESSED_BY
+    cdef list steps = [], done = []
     now = set(read_accessed_by(buffer))
-    steps = [(withdraw, give, place) for place in now - wanted] + [(give, withdraw, place) for place in wanted - now]
-    done = []
+    for place in now - wanted:
+        steps.append((withdraw, give, place))
+    for place in wanted - now:
+        steps.append((give, withdraw, place))
     for step, undo, place in steps:
         try:
             advise(buffer, <cydriver.CUmem_advise><int>step, place)

@@ -141,9 +141,10 @@ cdef object read_preferred_location(Record record):
 
 cdef list read_accessed_by(Record record):
     """Return the devices, and the host, that are advised to have the memory mapped."""
-    cdef int count = 0
+    cdef int count = 0, n
     cdef int* ordinals
     cdef size_t bytes_
+    cdef list places = []
     lend(record, "read")
     try:
         if record.size == 0:
@@ -155,7 +156,10 @@ cdef list read_accessed_by(Record record):
             raise MemoryError("no memory for a list of devices")
         try:
             _read(record, cydriver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, bytes_)
-            return [place_of_ordinal(ordinals[n]) for n in range(count) if ordinals[n] != -2]  # -2 is an empty place
+            for n in range(count):
+                if ordinals[n] != -2:  # an empty place
+                    places.append(place_of_ordinal(ordinals[n]))
+            return places
         finally:
             free(ordinals)
     finally:

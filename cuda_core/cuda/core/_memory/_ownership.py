@@ -379,11 +379,17 @@ def _compile_table():
             KEEP[code * SITUATIONS + situation] = ~cython.cast(uint64_t, 0)
             SET[code * SITUATIONS + situation] = 0
             LOAN_CHANGE[code * SITUATIONS + situation] = 0
-    calls = [(event, None) for event in Event if event is not Event.BEGIN_TRANSFER]
-    calls += [(Event.BEGIN_TRANSFER, taker) for taker in TransferredTo]
+    calls, states, claims = [], [], []
+    for event in Event:
+        if event is not Event.BEGIN_TRANSFER:
+            calls.append((event, None))
+    for taker in TransferredTo:
+        calls.append((Event.BEGIN_TRANSFER, taker))
     # Numbers are taken from the enumerations once: a property of each of them is asked otherwise, thousands of times.
-    states = [(state, state.value) for state in Ownership]
-    claims = [(claim, claim.value) for claim in Claim]
+    for state in Ownership:
+        states.append((state, state.value))
+    for claim in Claim:
+        claims.append((claim, claim.value))
     for event, taker in calls:
         if event in (Event.ALLOCATE, Event.BORROW):
             continue

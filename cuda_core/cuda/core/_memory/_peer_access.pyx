@@ -92,7 +92,10 @@ class PeerAccessibleBySetProxy(MutableSet["Device"]):
         return _known(value) in peers
 
     def __iter__(self) -> Iterator[Device]:
-        return iter([device_factory(ordinal) for ordinal in sorted(_peers_of(self._resource))])
+        devices = []
+        for ordinal in sorted(_peers_of(self._resource)):
+            devices.append(device_factory(ordinal))
+        return iter(devices)
 
     def __len__(self) -> int:
         return len(_peers_of(self._resource))

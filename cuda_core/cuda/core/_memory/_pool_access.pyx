@@ -20,6 +20,7 @@ cdef list devices_with_access(cydriver.CUmemoryPool pool, int owner):
     cdef const char* function = NULL
     cdef int count = device_count(), ordinal
     cdef char* able
+    cdef list found = []
     if count <= 1 and owner >= 0:
         return []  # there is no other
     able = <char*>calloc(count, 1)
@@ -42,7 +43,10 @@ cdef list devices_with_access(cydriver.CUmemoryPool pool, int owner):
             cydriver.cuThreadExchangeStreamCaptureMode(&mode)
     try:
         check(result, function)
-        return [ordinal for ordinal in range(count) if able[ordinal]]
+        for ordinal in range(count):
+            if able[ordinal]:
+                found.append(ordinal)
+        return found
     finally:
         free(able)
 

@@ -95,5 +95,7 @@ cdef class _MemPoolAttributes:
         return self._read(cydriver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH)
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={getattr(self, name)}" for name in _NAMES)
-        return f"{type(self).__name__}({values})"
+        cdef list values = []
+        for name in _NAMES:
+            values.append(f"{name}={getattr(self, name)}")
+        return f"{type(self).__name__}({', '.join(values)})"
