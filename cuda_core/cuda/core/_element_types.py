@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from cuda.core._error_text import shown
+
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
 _KINDS = {_INT: "i", _UINT: "u", _FLOAT: "f", _COMPLEX: "c"}
 _CODES = {kind: code for code, kind in _KINDS.items()}
@@ -62,10 +64,13 @@ def dlpack_type(dtype: Any) -> tuple[int, int]:
 
 @functools.lru_cache
 def typestr_dtype(typestr: str) -> Any:
-    """Return the NumPy type of an array interface's ``typestr``."""
+    """Return the NumPy type of an array interface's ``typestr``; ValueError where it is not of plain bytes."""
     import numpy
 
-    return numpy.dtype(typestr)
+    dtype = numpy.dtype(typestr)
+    if dtype.hasobject:  # addresses, which a consumer follows
+        raise ValueError(f"typestr must be of plain bytes, got {shown(typestr)}")
+    return dtype
 
 
 def as_dtype(dtype: Any) -> Any:

@@ -4,6 +4,7 @@
 import ctypes
 import gc
 import io
+import re
 
 import numpy
 import pytest
@@ -394,6 +395,10 @@ def test_a_view_of_memory_that_no_device_reaches():
         ("<f4", None, (SIZE // 4,)),
         ("<c16", None, (SIZE // 16,)),
         ("|b1", (3,), (3,)),
+        ("<U4", None, (SIZE // 16,)),
+        ("|S4", None, (SIZE // 4,)),
+        ("|V8", None, (SIZE // 8,)),
+        ("<M8", None, (SIZE // 8,)),
         ("<f8", (2, 3), (2, 3)),
         ("<i2", (SIZE // 2,), (SIZE // 2,)),
         ("<i2", (4, SIZE // 8), (4, SIZE // 8)),
@@ -427,6 +432,8 @@ def test_type_and_shape(plain, typestr, shape, expected):
         ("f", None),
         ("", None),
         ("<u0", None),
+        ("<U4", (SIZE // 16 + 1,)),
+        ("<U0", None),
     ],
 )
 def test_a_view_that_does_not_fit_is_refused(plain, typestr, shape):
@@ -449,6 +456,21 @@ def test_odd_types_and_shapes_are_refused(plain, typestr, shape):
     with pytest.raises((TypeError, ValueError)):
         plain.array_view(typestr, shape)
     assert plain.loans == 0
+
+
+@pytest.mark.parametrize("typestr", ["|O8", "|t8", "<x4", "|T16"])
+def test_a_view_is_of_plain_bytes(plain, typestr):
+    """What stands in the bytes of an object is an address, which NumPy would follow."""
+    with pytest.raises(ValueError, match=re.escape(f"got {typestr!r}")):
+        plain.array_view(typestr)
+    assert plain.loans == 0
+
+
+def test_a_view_of_characters_shows_no_other_memory(pinned):
+    """NumPy counts characters of four bytes."""
+    for shape in (None, (SIZE // 16,)):
+        with pinned.array_view("<U4", shape) as view:
+            assert numpy.asarray(view).nbytes == SIZE
 
 
 def test_a_view_takes_a_numpy_type(plain):

@@ -380,6 +380,7 @@ WRONG_INTERFACE = [
     ({"strides": (4,)}, ValueError, "same length as shape"),
     ({"strides": [12, 4]}, TypeError, "Expected tuple"),
     ({"typestr": "<x4"}, TypeError, "x4"),
+    ({"typestr": "|O8"}, ValueError, r"typestr must be of plain bytes, got '\|O8'"),
     ({"shape": (-1, 2)}, ValueError, "non-negative"),
     ({"shape": [2, 3]}, TypeError, "Expected tuple"),
     ({"shape": (2**62, 8)}, OverflowError, "too large"),

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayView"]
 
+# Kinds of the array interface that are plain bytes, with the bytes of what their number counts. Objects ("O") are
+# addresses, which a consumer follows; bit fields ("t") have no size in bytes.
+_UNITS = {**dict.fromkeys("biufcmMSV", 1), "U": 4}
+
 
 class ArrayView:
     """A view of a buffer with ``__cuda_array_interface__`` or ``__array_interface__``. Get one from
@@ -43,7 +47,11 @@ class ArrayView:
         text = getattr(typestr, "str", typestr)
         if not isinstance(text, str) or len(text) < 3 or text[0] not in "<>|=" or not text[2:].isdigit():
             raise ValueError(f"typestr must be an array interface type such as '<f4', got {shown(typestr)}")
-        itemsize = int(text[2:])
+        if text[1] not in _UNITS:
+            raise ValueError(
+                f"typestr must be of plain bytes, of a kind in {''.join(_UNITS)}, got {shown(typestr)}"
+            )
+        itemsize = int(text[2:]) * _UNITS[text[1]]
         if itemsize == 0:
             raise ValueError(f"typestr must have a size, got {shown(typestr)}")
         size = buffer.size
