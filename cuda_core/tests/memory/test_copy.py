@@ -32,6 +32,7 @@ from support import (
     race,
     read,
     still_allocated,
+    warnings_seen,
     write,
 )
 
@@ -101,6 +102,65 @@ def test_a_new_destination_is_returned_when_the_copy_is_refused(device, stream, 
     assert len(plain.held) == 1
     assert src.loans == 0
     src.close()
+
+
+class ByHand(Plain):
+    """Its memory goes back by a close only."""
+
+    release_on_collection = False
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+def test_a_new_destination_is_closed_and_not_dropped(device, stream, driver_watch):
+    resource = ByHand()
+    src = resource.allocate(SMALL)
+    with warnings_seen() as seen:
+        with driver_watch.fail("cuMemcpyAsync", result="CUDA_ERROR_UNKNOWN"):
+            with pytest.raises(CUDAError, match="cuMemcpyAsync") as raised:
+                src.copy_to(stream=stream)
+    assert seen == []
+    assert getattr(raised.value, "__notes__", []) == []
+    assert [(size, order) for _, size, order in resource.asked] == [(SMALL, stream)]
+    assert list(resource.held) == [src.handle]
+    src.close()
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+def test_a_new_destination_that_cannot_be_closed_is_a_note(device, stream, driver_watch):
+    class Stubborn(ByHand):
+        refuses = False
+
+        def deallocate(self, ptr, size, *, stream=None):
+            if self.refuses:
+                raise OSError("not now")
+            super().deallocate(ptr, size, stream=stream)
+
+    resource = Stubborn()
+    src = resource.allocate(SMALL)
+    resource.refuses = True
+    with warnings_seen() as seen:
+        with driver_watch.fail("cuMemcpyAsync", result="CUDA_ERROR_UNKNOWN"):
+            with pytest.raises(CUDAError, match="cuMemcpyAsync") as raised:
+                src.copy_to(stream=stream)
+        notes = raised.value.__notes__
+        del raised
+    assert len(notes) == 1
+    assert "not now" in notes[0]
+    (left,) = set(resource.held) - {src.handle}
+    assert f"{left:#x}" in notes[0]
+    assert all(f"{left:#x}" in str(warning.message) for warning in seen)
+    resource.refuses = False
+    resource.give_back(left)
+    src.close()
+
+
+def test_a_destination_that_was_given_stays_open(stream, plain):
+    with plain.allocate(SMALL) as src, plain.allocate(SMALL // 2) as dst:
+        with pytest.raises(ValueError, match="sizes mismatch"):
+            src.copy_to(dst, stream=stream)
+        assert not dst.is_closed
 
 
 def test_a_resource_that_gives_no_buffer_is_found_out(device, stream, plain):

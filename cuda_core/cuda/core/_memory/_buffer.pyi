@@ -307,7 +307,7 @@ class Buffer(Record):
         Parameters
         ----------
         dst : Buffer, optional
-            Where to, of the same size. By default a new buffer of this buffer's resource.
+            Where to, of the same size. By default a new buffer of this buffer's resource, closed if the copy fails.
         stream : Stream
             The stream that orders the copy. It does not order the release of either buffer: see
             :meth:`record_stream`.

@@ -556,7 +556,7 @@ cdef class Buffer(Record):
         Parameters
         ----------
         dst : Buffer, optional
-            Where to, of the same size. By default a new buffer of this buffer's resource.
+            Where to, of the same size. By default a new buffer of this buffer's resource, closed if the copy fails.
         stream : Stream
             The stream that orders the copy. It does not order the release of either buffer: see
             :meth:`record_stream`.
@@ -596,9 +596,10 @@ cdef class Buffer(Record):
         """
         cdef Buffer target
         cdef object resource
+        cdef bint made = dst is None
         self.ensure_usable()
         order = Stream_accept(stream)
-        if dst is None:
+        if made:
             resource = self.held_resource()
             if not isinstance(resource, MemoryResource) or self.state() == STATE_BORROWED:
                 raise ValueError("a destination buffer must be provided (this buffer does not have a memory_resource)")
@@ -607,7 +608,12 @@ cdef class Buffer(Record):
         if not isinstance(dst, Buffer):
             raise TypeError(not_a_buffer(dst, "dst"))
         target = dst
-        copy_bytes(target, self, order, options, "copy_to")
+        try:
+            copy_bytes(target, self, order, options, "copy_to")
+        except BaseException as error:
+            if made and target is not self:
+                _close_unfilled(target, order, error)
+            raise
         return dst
 
     def copy_from(
@@ -1159,6 +1165,15 @@ cdef Buffer _take(Record source, object mr, str what):
         after.enter_owner(source, buffer, before, entry)
     source.forget()
     return buffer
+
+
+cdef int _close_unfilled(Buffer target, Stream order, object error) except -1:
+    """Close the destination of a copy that failed, which nobody else has. A failure is a note of the copy's."""
+    try:
+        target.close(order)
+    except Exception as failed:
+        _add_note(error, f"the new destination could not be returned, {target.describe()}: {failed}")
+    return 0
 
 
 cdef int _add_note(object error, str text) except -1:
