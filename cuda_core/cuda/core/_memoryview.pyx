@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``StridedMemoryView``: arrays of other libraries, and buffers, as address, layout and type."""
 
+import operator
 import warnings
 
 cimport cython
@@ -814,8 +815,15 @@ cdef int _fill_from_interface(StridedMemoryView self, object obj, object interfa
     for key in ("version", "shape", "typestr", "data"):
         if key not in interface:
             raise ValueError(f"the {name} lacks {key!r}")
-    if interface["version"] < 3:
-        raise BufferError(f"only {name} v3 or above is supported, got version {shown(interface['version'])}")
+    version, typestr = interface["version"], interface["typestr"]
+    try:
+        version = operator.index(version)
+    except TypeError:
+        raise TypeError(f"version of the {name} must be an integer, got {shown(version)}") from None
+    if version < 3:
+        raise BufferError(f"only {name} v3 or above is supported, got version {shown(version)}")
+    if not isinstance(typestr, str):  # NumPy reads None as float64
+        raise TypeError(f"typestr of the {name} must be a str such as '<f4', got {shown(typestr)}")
     if interface.get("mask") is not None:
         raise BufferError("mask is not supported")
     data = interface["data"]
@@ -829,8 +837,8 @@ cdef int _fill_from_interface(StridedMemoryView self, object obj, object interfa
         raise TypeError(f"shape of the {name}: Expected tuple, got {type(shape).__name__}")
     if strides is not None and not isinstance(strides, tuple):
         raise TypeError(f"strides of the {name}: Expected tuple, got {type(strides).__name__}")
-    self._typestr = interface["typestr"]
-    size = typestr_dtype(self._typestr).itemsize
+    self._typestr = typestr
+    size = typestr_dtype(typestr).itemsize
     layout = _StridedLayout(shape, strides, size, True)
     first, last = layout.offset_bounds
     if last * size + size > 2**63 - 1 or address > 2**63 - 1:

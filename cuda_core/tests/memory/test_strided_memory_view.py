@@ -374,6 +374,12 @@ def test_an_empty_array_has_no_address(plain):
 
 
 WRONG_INTERFACE = [
+    ({"version": "3"}, TypeError, "version of the .* must be an integer, got '3'"),
+    ({"version": 3.0}, TypeError, "version of the .* must be an integer, got 3.0"),
+    ({"version": None}, TypeError, "version of the .* must be an integer, got None"),
+    ({"typestr": None}, TypeError, "typestr of the .* must be a str .*, got None"),
+    ({"typestr": 4}, TypeError, "typestr of the .* must be a str .*, got 4"),
+    ({"typestr": ["<f4"]}, TypeError, r"typestr of the .* must be a str .*, got \['<f4'\]"),
     ({"version": 2}, BufferError, "v3 or above"),
     ({"mask": object()}, BufferError, "mask is not supported"),
     ({"strides": (13, 4)}, ValueError, "divisible by itemsize"),
