@@ -25,6 +25,19 @@ def test_there_is_one_object_for_each_device(devices):
         assert Device(device).device_id == ordinal
 
 
+def test_a_subclass_gives_the_same_object(device):
+    """Before, the first that a thread made of a subclass was everybody's ``Device(0)`` there."""
+
+    class Sub(Device):
+        pass
+
+    def uses():
+        first = Sub(0)
+        return type(first), type(Device(0)), Sub(0) is Device(0), type(Sub.get_all_devices()[0])
+
+    assert race(uses) == [(Device, Device, True, Device)]
+
+
 def test_without_an_argument_it_is_the_current_device(device):
     assert Device().device_id == 0
 

@@ -35,7 +35,7 @@ class Device:
 
     Notes
     -----
-    An object may be used from the thread that made it.
+    An object may be used from the thread that made it. A subclass gives the same ``Device``.
 
     Examples
     --------

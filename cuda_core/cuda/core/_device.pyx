@@ -57,7 +57,7 @@ class Device:
 
     Notes
     -----
-    An object may be used from the thread that made it.
+    An object may be used from the thread that made it. A subclass gives the same ``Device``.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class Device:
         devices = _tls.__dict__.setdefault("devices", {})
         known = devices.get(device_id)
         if known is None:
-            known = devices[device_id] = super().__new__(cls)
+            known = devices[device_id] = object.__new__(Device)
             known._device_id = device_id
             known._memory_resource = None
             known._properties = None
