@@ -48,6 +48,11 @@ def test_options_of_a_stream(device, nonblocking):
     stream.close()
 
 
+def test_a_priority_that_no_driver_has_is_refused(device):
+    with pytest.raises(OverflowError, match=str(2**40)):
+        device.create_stream(options=StreamOptions(priority=2**40))
+
+
 def test_a_priority_beyond_the_range_is_refused(device):
     with pytest.raises(ValueError):
         device.create_stream(options=StreamOptions(priority=1_000))
@@ -282,7 +287,7 @@ def test_a_handle_of_the_bindings_is_a_handle(stream):
     again.close()
 
 
-@pytest.mark.parametrize("priority", ["0", 0.0, 2**40, object()], ids=["str", "float", "large", "object"])
+@pytest.mark.parametrize("priority", ["0", 0.0, object()], ids=["str", "float", "object"])
 def test_a_priority_is_an_integer(device, driver_watch, priority):
     def create():
         with pytest.raises(TypeError, match="priority must be an integer or None"):

@@ -94,6 +94,8 @@ cdef class _StridedLayout:
         cdef int size = positive_itemsize(itemsize)
         cdef tuple extents = extents_of(shape)
         cdef list steps, divided
+        if self._shape is not None:
+            raise RuntimeError("this layout was made already, and views may depend on what it is")
         if strides is not None:
             if len(strides) != len(extents):
                 raise ValueError(

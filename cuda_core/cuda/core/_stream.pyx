@@ -196,8 +196,10 @@ cdef object _priority_argument(object priority):
     try:
         number = operator.index(priority)
         return number
-    except (TypeError, OverflowError):
+    except TypeError:
         raise TypeError(f"priority must be an integer or None, got {shown(priority)}") from None
+    except OverflowError:
+        raise OverflowError(f"priority must fit into 32 bits, got {shown(priority)}") from None
 
 
 cdef Stream create_stream(cydriver.CUcontext context, int device_id, object options):

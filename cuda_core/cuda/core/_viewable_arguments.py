@@ -54,6 +54,8 @@ def args_viewable_as_strided_memory(
     ------
     TypeError
         If ``arg_indices`` is no tuple of integers.
+    ValueError
+        If it names an argument twice.
 
     Notes
     -----
@@ -73,6 +75,10 @@ def args_viewable_as_strided_memory(
         raise TypeError(
             f"arg_indices must be a tuple, got {type(arg_indices).__name__}: {shown(arg_indices)}"
         )
+    if not all(isinstance(index, int) for index in arg_indices):
+        raise TypeError(f"arg_indices must be integers, got {shown(arg_indices)}")
+    if len(set(arg_indices)) < len(arg_indices):
+        raise ValueError(f"arg_indices must name each argument once, got {shown(arg_indices)}")
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

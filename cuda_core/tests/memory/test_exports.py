@@ -52,6 +52,14 @@ def source(request, device):
 # --- the buffer protocol -----------------------------------------------------------------------------------------
 
 
+def test_nothing_is_exported_from_address_0():
+    buffer = Buffer.from_handle(0, 16)
+    with pytest.raises(BufferError, match="address 0"):
+        memoryview(buffer)
+    assert buffer.loans == 0
+    assert bytes(memoryview(Buffer.from_handle(0, 0))) == b""
+
+
 def test_a_memoryview_is_the_memory(pinned):
     with memoryview(pinned) as view:
         assert (view.format, view.itemsize, view.ndim, view.shape, view.strides) == ("B", 1, 1, (SIZE,), (1,))

@@ -348,3 +348,11 @@ PAIR = _StridedLayout((2, 3), None, 4)
 def test_bad_input(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_a_layout_is_made_once():
+    """Views hold layouts, and show as much memory as these say."""
+    layout = _StridedLayout((16,), None, 1)
+    with pytest.raises(RuntimeError, match="made already"):
+        layout.__init__((64,), None, 1)
+    assert layout.shape == (16,)

@@ -554,9 +554,11 @@ def test_arguments_of_functions(plain):
         shapes(numpy.zeros(1), 0, 7)
     with pytest.raises(IndexError):
         shapes(numpy.zeros(1), 0)
-    for indices in (0, [0]):
+    for indices in (0, [0], (None,), ("0",), (0.0,)):
         with pytest.raises(TypeError, match="arg_indices"):
             args_viewable_as_strided_memory(indices)
+    with pytest.raises(ValueError, match="arg_indices"):
+        args_viewable_as_strided_memory((0, 0))
 
 
 # --- consumers written in C --------------------------------------------------------------------------------------

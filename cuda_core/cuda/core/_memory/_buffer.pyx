@@ -805,6 +805,8 @@ cdef class Buffer(Record):
         try:
             if not _is_host_accessible(self):
                 raise BufferError(f"the host cannot reach this memory ({self.describe()})")
+            if self.pointer == 0 and self.size:
+                raise BufferError(f"nothing is at address 0 ({self.describe()})")
             extent = <Py_ssize_t*>malloc(2 * sizeof(Py_ssize_t))
             if extent == NULL:
                 raise MemoryError("no memory for a view")
@@ -1172,7 +1174,7 @@ cdef int _close_unfilled(Buffer target, Stream order, object error) except -1:
     try:
         target.close(order)
     except Exception as failed:
-        _add_note(error, f"the new destination could not be returned, {target.describe()}: {failed}")
+        _add_note(error, f"the new destination could not be returned, {target.describe()}: {said(failed)}")
     return 0
 
 
