@@ -19,3 +19,5 @@ cdef void note_outcome(int outcome, size_t pointer) noexcept
 cdef void note_loss(size_t pointer) noexcept
 cdef bint is_freed_by_asking(Record record) noexcept
 cdef bint is_lost_by_asking(Record record) noexcept
+cdef void leave_outcome_before_interrupt(int outcome) noexcept
+cdef int take_outcome_before_interrupt() noexcept

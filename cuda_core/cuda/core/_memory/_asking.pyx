@@ -15,6 +15,7 @@ cdef extern from *:
     """
     struct cuda_core_asking { PyObject *record; int waiting; int queued; int freed; int lost; };
     static thread_local struct cuda_core_asking cuda_core_asking_now = {nullptr, 0, 0, 0, 0};
+    static thread_local int cuda_core_outcome_before_interrupt = -1;
     #define cuda_core_asking_here() (&cuda_core_asking_now)
     """
     struct _Asking "cuda_core_asking":
@@ -25,6 +26,7 @@ cdef extern from *:
         int lost
 
     _Asking* _here "cuda_core_asking_here"() noexcept nogil
+    int _outcome_before_interrupt "cuda_core_outcome_before_interrupt"
 
 
 cdef Asking begin_asking(Record record, int waiting) noexcept:
@@ -99,3 +101,17 @@ cdef bint is_freed_by_asking(Record record) noexcept:
 cdef bint is_lost_by_asking(Record record) noexcept:
     """The same of memory that was lost. A failure may be about something else that the author's code has freed."""
     return _here().record == <PyObject*>record and _here().lost != 0
+
+
+cdef void leave_outcome_before_interrupt(int outcome) noexcept:
+    """Say, to whoever has started the deleter, that an interrupt comes out of it behind the free."""
+    global _outcome_before_interrupt
+    _outcome_before_interrupt = outcome
+
+
+cdef int take_outcome_before_interrupt() noexcept:
+    """Return what that was, or -1 where the exception has come before the free."""
+    global _outcome_before_interrupt
+    cdef int outcome = _outcome_before_interrupt
+    _outcome_before_interrupt = -1
+    return outcome

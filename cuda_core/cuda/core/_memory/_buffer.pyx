@@ -9,13 +9,12 @@ from libc.stdlib cimport free, malloc
 from cuda.core._driver cimport is_finalizing
 from cuda.core._memory._allocation cimport CLOSE_DONE, NEVER_WAIT, QUEUE_IF_BUSY, TOLD, WAIT, Keeper, Record, is_open
 from cuda.core._memory._arguments cimport pointer_argument, size_argument, small_integer
-from cuda.core._memory._asking cimport Asking, begin_asking, end_asking, waiting_of_asked
+from cuda.core._memory._asking cimport Asking, begin_asking, end_asking, waiting_of_asked, leave_outcome_before_interrupt
 from cuda.core._memory._copy cimport copy as copy_bytes, ensure_copy_options
 from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
 from cuda.core._memory._fill cimport fill
 from cuda.core._memory._ipc cimport IPCBufferDescriptor
 from cuda.core._memory._loans cimport Loan, close_record, end_loan, lend, new_loan
-from cuda.core._memory._interrupts cimport pass_on
 from cuda.core._memory._memory_resource cimport MemoryResource, ask_python, came_behind_the_free
 from cuda.core._memory._ownership cimport (
     EVENT_BEGIN_AUTOMATIC_RELEASE,
@@ -108,18 +107,18 @@ cdef int ask_function(Record record, StreamHandle* order, int waiting) except -1
     cdef Stream stream = stream_for_python(order)
     cdef Asking outer = begin_asking(record, waiting)
     cdef int outcome = CLOSE_DONE
-    cdef object interrupt = None
+    cdef bint done = False
     try:
         record.resource.function(<size_t>record.pointer, record.size, stream)
     except BaseException as error:
-        if not came_behind_the_free(record, error):
+        done = came_behind_the_free(record, error)
+        if not done:
             comes_out_of(record, error)
-            raise
-        interrupt = error
+        raise
     finally:
         outcome = end_asking(record, outer)
-    if interrupt is not None:
-        pass_on(interrupt)
+        if done:
+            leave_outcome_before_interrupt(outcome)
     return outcome
 
 

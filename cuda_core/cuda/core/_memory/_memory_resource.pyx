@@ -6,8 +6,15 @@ from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda.core._memory._allocation cimport CLOSE_DONE, Record, end_left_behind, open_records_of, put_back_left
 from cuda.core._memory._arguments cimport pointer_argument, size_argument
-from cuda.core._memory._asking cimport Asking, begin_asking, end_asking, is_freed_by_asking, record_being_asked
-from cuda.core._memory._interrupts cimport is_interrupt, pass_on
+from cuda.core._memory._asking cimport (
+    Asking,
+    begin_asking,
+    end_asking,
+    is_freed_by_asking,
+    leave_outcome_before_interrupt,
+    record_being_asked,
+)
+from cuda.core._memory._interrupts cimport is_interrupt
 from cuda.core._memory._ownership cimport CLAIM_MASK, LOANS_MASK, STATE_OWNED, TAKER_DETACHED, TAKER_LOANS
 from cuda.core._memory._release cimport comes_out_of
 from cuda.core._memory._transfer cimport (
@@ -38,25 +45,25 @@ cdef int ask_python(Record record, StreamHandle* order, int waiting) except -1:
     cdef Stream stream = stream_for_python(order)
     cdef Asking outer = begin_asking(record, waiting)
     cdef int outcome = CLOSE_DONE
-    cdef object interrupt = None
+    cdef bint done = False
     try:
         record.resource.deallocate(<size_t>record.pointer, record.size, stream=stream)
     except BaseException as error:
-        if not came_behind_the_free(record, error):
+        done = came_behind_the_free(record, error)
+        if not done:
             comes_out_of(record, error)
-            raise
-        interrupt = error
+        raise
     finally:
         outcome = end_asking(record, outer)
-    if interrupt is not None:
-        pass_on(interrupt)
+        if done:
+            leave_outcome_before_interrupt(outcome)
     return outcome
 
 
 cdef bint came_behind_the_free(Record record, object error) noexcept:
     """Whether an interrupt has come where an author's code had freed already: between two of its instructions.
 
-    The memory is back, so the release is done. The interrupt is raised right behind it.
+    The memory is back, so the release is done. The interrupt is raised behind it.
     """
     return is_interrupt(error) and is_freed_by_asking(record)
 

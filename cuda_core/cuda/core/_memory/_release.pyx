@@ -32,7 +32,13 @@ from cuda.core._memory._allocation cimport (
     record_ended,
     state_of_record,
 )
-from cuda.core._memory._asking cimport is_lost_by_asking, note_loss, note_outcome, waiting_of_asked
+from cuda.core._memory._asking cimport (
+    is_lost_by_asking,
+    note_loss,
+    note_outcome,
+    take_outcome_before_interrupt,
+    waiting_of_asked,
+)
 from cuda.core._memory._interrupts cimport is_interrupt, pass_on
 from cuda.core._memory._lost_contexts cimport describe_place, first_report_of, number_of, place_of
 from cuda.core._memory._ownership cimport (
@@ -190,6 +196,7 @@ cdef int _note_refusal(Record record, object error) noexcept:
 cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1:
     """Run the deleter of a record that is claimed for release, and commit or abort. The caller holds ``order``."""
     cdef int outcome
+    cdef object interrupt = None
     cdef StreamHandle* held = NULL
     # A collection, or the end of a last loan, may come in the middle of a release, and is no part of it.
     cdef bint by_itself = waiting >= NEVER_WAIT
@@ -205,26 +212,13 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
     cdef size_t pointer = record.pointer
     try:
         outcome = record.deleter(record, order, waiting)
-    except BaseException as error:  # also KeyboardInterrupt: the deleter has not finished, and the word must tell
-        drop_stream(held)
-        record.set_claiming_thread(0)
-        if was_left:
-            put_back_left(record.pointer)
-        if _is_lost(error):
-            # A deleter may know better: where it closed another buffer, it is that one's context.
-            if getattr(error, "lost_place", None) is None:
-                error.lost_place = place_of(record)
-                error.lost_number = number_of(record, error.lost_place)
-            note_loss(record.pointer)
-            record.apply(EVENT_LOSE)
-            record_ended(record)
-            if isinstance(record.owner, Keeper):
-                (<Keeper>record.owner).let_out()  # it is not returned, and what it came from must not end before it
-            record.forget()
-        else:
-            _note_refusal(record, error)
-            record.apply(EVENT_ABORT_RELEASE)
-        raise
+    except BaseException as error:  # also KeyboardInterrupt: the word must tell how far the deleter has come
+        outcome = take_outcome_before_interrupt()
+        if outcome < 0:
+            drop_stream(held)
+            _abort(record, error, was_left)
+            raise
+        interrupt = error
     drop_stream(held)
     record.set_claiming_thread(0)
     record.apply(EVENT_COMMIT_RELEASE)
@@ -234,7 +228,31 @@ cdef int _run_deleter(Record record, StreamHandle* order, int waiting) except -1
         note_outcome(outcome, pointer)
     if outcome == CLOSE_DONE and has_stuck():  # the driver gives back at the moment: what it refused is tried again
         retry_stuck(False)
+    if interrupt is not None:
+        raise interrupt
     return outcome
+
+
+cdef int _abort(Record record, object error, bint was_left) except -1:
+    """End a release whose deleter has failed."""
+    record.set_claiming_thread(0)
+    if was_left:
+        put_back_left(record.pointer)
+    if _is_lost(error):
+        # A deleter may know better: where it closed another buffer, it is that one's context.
+        if getattr(error, "lost_place", None) is None:
+            error.lost_place = place_of(record)
+            error.lost_number = number_of(record, error.lost_place)
+        note_loss(record.pointer)
+        record.apply(EVENT_LOSE)
+        record_ended(record)
+        if isinstance(record.owner, Keeper):
+            (<Keeper>record.owner).let_out()  # it is not returned, and what it came from must not end before it
+        record.forget()
+    else:
+        _note_refusal(record, error)
+        record.apply(EVENT_ABORT_RELEASE)
+    return 0
 
 
 cdef int finish_loans(Record record, bint may_raise) except -1:
@@ -259,7 +277,8 @@ cdef int finish_loans(Record record, bint may_raise) except -1:
     except BaseException as error:
         if may_raise and is_interrupt(error):
             raise
-        _report_failed(holder, error, "could not be returned after its last loan")
+        if not _is_done_before(holder, error):
+            _report_failed(holder, error, "could not be returned after its last loan")
         pass_on(error)
     return CLOSE_NOTHING
 
@@ -293,9 +312,15 @@ cdef int release_from_collection(Record record) noexcept:
             record.reported = TOLD
             report(f"{record.describe()} was dropped after a close that failed. It stays allocated.")
     except BaseException as error:
-        _report_failed(record, error, "was dropped and could not be returned")
+        if not _is_done_before(record, error):
+            _report_failed(record, error, "was dropped and could not be returned")
         pass_on(error)
     return 0
+
+
+cdef bint _is_done_before(Record record, object error) noexcept:
+    """Whether an interrupt has come out of a release that was made: then what the free needed was let go."""
+    return is_interrupt(error) and record.resource is None
 
 
 cdef bint _is_kept(Record record) except -1:
