@@ -9,7 +9,13 @@ from libc.stdlib cimport free, malloc
 from cuda.core._driver cimport is_finalizing
 from cuda.core._memory._allocation cimport CLOSE_DONE, NEVER_WAIT, QUEUE_IF_BUSY, TOLD, WAIT, Keeper, Record, is_open
 from cuda.core._memory._arguments cimport pointer_argument, size_argument, small_integer
-from cuda.core._memory._asking cimport Asking, begin_asking, end_asking, waiting_of_asked, leave_outcome_before_interrupt
+from cuda.core._memory._asking cimport (
+    Asking,
+    begin_asking,
+    end_asking,
+    leave_outcome_before_interrupt,
+    waiting_of_asked,
+)
 from cuda.core._memory._copy cimport copy as copy_bytes, ensure_copy_options
 from cuda.core._memory._dlpack cimport classify_dl_device, export_buffer
 from cuda.core._memory._fill cimport fill
