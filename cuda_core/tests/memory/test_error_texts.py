@@ -124,7 +124,11 @@ CALLS = {
         ValueError,
         ValueError,
     ),
-    "priority": (lambda b, v: Device(0).create_stream(options=StreamOptions(priority=v)), None, None),
+    "priority": (
+        lambda b, v: Device(0).create_stream(options=StreamOptions(priority=v)),
+        OverflowError,
+        OverflowError,
+    ),
     "handle of a stream": (lambda b, v: Stream.from_handle(v), OverflowError, OverflowError),
     "src_access_order": (lambda b, v: utils.CopyOptions(src_access_order=v), ValueError, ValueError),
 }
