@@ -100,6 +100,9 @@ def interrupted(function, n):
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = (
+        True  # Python 3.12 looks here, when tracing begins, whether anybody wants them
+    )
     try:
         sys.settrace(trace)
         try:
