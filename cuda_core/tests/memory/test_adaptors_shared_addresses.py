@@ -5,14 +5,8 @@ import itertools
 
 import pytest
 
+from adaptor_kinds import EVERY
 from cuda.core import Buffer, LegacyPinnedMemoryResource, MemoryResource
-from cuda.core.adaptors import (
-    LimitAdaptor,
-    LoggingAdaptor,
-    MemoryResourceAdaptor,
-    StatisticsAdaptor,
-    TrackingAdaptor,
-)
 from support import given_back, still_allocated
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -37,29 +31,19 @@ class Shared(MemoryResource):
             self.block = None
 
 
-ADAPTORS = {
-    "adaptor": MemoryResourceAdaptor,
-    "statistics": StatisticsAdaptor,
-    "limit": lambda inner: LimitAdaptor(inner, 1 << 20),
-    "tracking": TrackingAdaptor,
-    "logging": LoggingAdaptor,
-    "two": lambda inner: TrackingAdaptor(StatisticsAdaptor(inner)),
-}
-
-
 @pytest.mark.parametrize("sizes", [(64, 64, 64), (64, 128, 64)], ids=str)
-@pytest.mark.parametrize("kind", ADAPTORS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_each_owner_of_an_address_frees_once(kind, sizes):
     for order in itertools.permutations(range(3)):
         shared = Shared()
-        resource = ADAPTORS[kind](shared)
+        resource = EVERY[kind](shared)
         buffers = [resource.allocate(size) for size in sizes]
         address = buffers[0].handle
         left = list(sizes)
         for index in order:
             assert still_allocated(address)
             assert sorted(shared.owners) == sorted(left)
-            if kind in ("tracking", "two"):
+            if kind == "tracking":
                 assert sorted(entry.size for entry in resource.open_allocations()) == sorted(left)
             assert buffers[index].close().name == "DONE"
             left.remove(sizes[index])
@@ -69,9 +53,9 @@ def test_each_owner_of_an_address_frees_once(kind, sizes):
             resource.deallocate(address, 64)
 
 
-@pytest.mark.parametrize("kind", ADAPTORS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_a_call_by_hand_at_what_was_never_allocated_counts_for_nothing(kind):
-    resource = ADAPTORS[kind](LegacyPinnedMemoryResource())
+    resource = EVERY[kind](LegacyPinnedMemoryResource())
     with pytest.raises(ValueError, match="0xdead000"):
         resource.deallocate(0xDEAD000, 0)
     resource.deallocate(0, 64)

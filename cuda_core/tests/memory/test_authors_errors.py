@@ -44,6 +44,15 @@ class Unreadable(CUDAError):
         raise ValueError("no result")
 
 
+class Sealed(Named):
+    """Which nobody can mark once it is made."""
+
+    def __setattr__(self, name, value):
+        if name.startswith("lost"):
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
 class Closed(RuntimeError):
     def __getattr__(self, name):
         raise ValueError(name)
@@ -60,6 +69,7 @@ ERRORS = {
     "a result that cannot be read": Unreadable,
     "no attribute can be read": Closed,
     "a context that is gone": lambda: Named(709),
+    "the same, and no mark can be made": lambda: Sealed(709),
     "no text": Silent,
 }
 

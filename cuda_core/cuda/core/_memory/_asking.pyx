@@ -5,6 +5,9 @@ A ``deallocate`` often frees by closing another buffer, or by the ``deallocate``
 of the release which has asked, and does about streams what that one does: an explicit close waits, a collection never
 does, and leaves to the queue what is behind work or behind a capture. A collection that waited inside an author's code
 would be a collection that waits; one that was refused there would lose the memory, since it asks only once.
+
+What an author's code raises may come before or behind the free, and may be about something else that it frees. So the
+thread notes whether the very address was returned, or lost, since the code was asked.
 """
 
 from cpython.ref cimport PyObject

@@ -333,7 +333,8 @@ cdef bint _is_lost(object error) noexcept:
     try:
         return (
             isinstance(error, CUDAError)
-            and not getattr(error, "lost_elsewhere", False)
+            # An author's own class may not let itself be marked. It says nothing of the memory, then.
+            and not getattr(error, "lost_elsewhere", type(error) is not CUDAError)
             and (is_hopeless(<cydriver.CUresult><int>error.result) or getattr(error, "lost_place", None) is not None)
         )
     except Exception:  # an author's own kind of error: whoever has claimed the release must come to its end
@@ -403,8 +404,8 @@ cdef void comes_out_of(Record record, object error) noexcept:
             error.nothing_happened = False
         if isinstance(error, CUDAError):
             error.lost_elsewhere = not is_lost_by_asking(record)
-    except Exception:
-        pass
+    except Exception:  # it cannot be read or marked, so that it is taken to say neither
+        return
 
 
 cdef bint wait_for_order(StreamHandle* order) except -1:
