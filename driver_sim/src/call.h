@@ -43,37 +43,50 @@ extern std::atomic<int> noting;  // logs that are open, and one more when this p
 extern std::atomic<bool> ready;  // after cuInit, and not in the child of a fork
 extern std::atomic<bool> orphaned;  // in the child of a process that had called cuInit
 
-bool injected(Function &function, CUresult &result);
+struct Injected {
+    CUresult result;
+    bool effect;  // the call is made all the same
+};
+bool injected(Function &function, Injected &failure);  // whether there is one
 void note_answer(Function &function, CUresult result);
 
-// `onward` calls the real driver, and stands in for the body when this library is in front of one.
+// The call itself. `onward` calls the real driver, and stands in for the body when this library is in front of one.
+template <class Body, class Real>
+[[gnu::always_inline]] inline CUresult made(Function &function, Needs needs, Body &body, Real &onward) {
+    if (passing())
+        return onward();
+    if (needs == Needs::Initialisation && !ready.load(std::memory_order_acquire))
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result;
+    enter_call(function.name);
+    try {
+        result = body();
+    } catch (const std::bad_alloc &) {
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    } catch (const std::system_error &) {  // a thread that could not be started
+        result = CUDA_ERROR_OPERATING_SYSTEM;
+    } catch (CUresult refused) {
+        result = refused;
+    }
+    leave_call();
+    return result;
+}
+
 template <class Body, class Real>
 CUresult answer(Function &function, Needs needs, Body &&body, Real &&onward) {
     function.calls.fetch_add(1, std::memory_order_relaxed);
     if (orphaned.load(std::memory_order_relaxed))
         function.calls_in_children->fetch_add(1, std::memory_order_relaxed);
-    CUresult result;
-    if (armed_failures.load(std::memory_order_relaxed) != 0 && injected(function, result)) {
-        note_answer(function, result);
-        return result;
+    Injected failure;
+    if (armed_failures.load(std::memory_order_relaxed) != 0 && injected(function, failure)) {
+        // Real drivers, too, refuse some calls that have done their work. Watchers see how it went. The call is made
+        // here as well as below, so that one without failures has no other result to look for behind it.
+        if (failure.effect)
+            made(function, needs, body, onward);
+        note_answer(function, failure.result);
+        return failure.result;
     }
-    if (passing()) {
-        result = onward();
-    } else if (needs == Needs::Initialisation && !ready.load(std::memory_order_acquire)) {
-        result = CUDA_ERROR_NOT_INITIALIZED;
-    } else {
-        enter_call(function.name);
-        try {
-            result = body();
-        } catch (const std::bad_alloc &) {
-            result = CUDA_ERROR_OUT_OF_MEMORY;
-        } catch (const std::system_error &) {  // a thread that could not be started
-            result = CUDA_ERROR_OPERATING_SYSTEM;
-        } catch (CUresult refused) {
-            result = refused;
-        }
-        leave_call();
-    }
+    CUresult result = made(function, needs, body, onward);
     if (result != CUDA_SUCCESS || noting.load(std::memory_order_relaxed) != 0)
         note_answer(function, result);
     return result;

@@ -41,7 +41,7 @@ std::string answers(std::uint64_t total, const std::vector<Answer> &list) {
 
 }  // namespace
 
-extern "C" SIM_EXPORT int cudaDriverSimInterfaceVersion(void) { return 2; }
+extern "C" SIM_EXPORT int cudaDriverSimInterfaceVersion(void) { return 3; }
 
 extern "C" SIM_EXPORT size_t cudaDriverSimOpenReal(char *out, size_t capacity) {
     return write_out(passing() ? open_real_driver() : "", out, capacity);
@@ -106,8 +106,9 @@ extern "C" SIM_EXPORT size_t cudaDriverSimAbsent(char *out, size_t capacity) {
     return write_out(text, out, capacity);
 }
 
-extern "C" SIM_EXPORT int cudaDriverSimFail(const char *name, unsigned long long nth, int result, int sticky) {
-    return registry().arm(name, nth, CUresult(result), sticky != 0);
+extern "C" SIM_EXPORT int cudaDriverSimFail(const char *name, unsigned long long nth, int result, int sticky,
+                                            int effect) {
+    return registry().arm(name, nth, CUresult(result), sticky != 0, effect != 0);
 }
 
 extern "C" SIM_EXPORT unsigned long long cudaDriverSimFired(int failure) { return registry().fired(failure); }

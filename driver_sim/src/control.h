@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-int cudaDriverSimInterfaceVersion(void);  /* 2 */
+int cudaDriverSimInterfaceVersion(void);  /* 3 */
 
 /* The library in the folder `front` stands in front of the real driver that the environment variable
  * CUDA_DRIVER_SIM_REAL names; the other one simulates. Opens the real driver, which otherwise the first
@@ -34,8 +34,9 @@ size_t cudaDriverSimCallsInChildren(char *out, size_t capacity);
 /* First the total, then "function result" for each refused call since the last reset (bounded). */
 size_t cudaDriverSimRefused(char *out, size_t capacity);
 /* First the total, then "function other_function" for each call since the last reset that came beside another thread's
- * begin or end of a capture of the same stream, or beside its call on the same capture, graph or executable graph
- * (bounded). A real driver does not keep such calls apart; in front of one none are seen. */
+ * begin or end of a capture of the same stream, or beside its call on the same capture, graph or executable graph, or
+ * that was a launch of a graph with user objects beside its query or synchronise of the same stream, or the other way
+ * round (bounded). A real driver does not keep such calls apart; in front of one none are seen. */
 size_t cudaDriverSimOverlaps(char *out, size_t capacity);
 /* The names of all functions, and of those that were asked for and are absent. */
 size_t cudaDriverSimFunctions(char *out, size_t capacity);
@@ -44,10 +45,10 @@ size_t cudaDriverSimAbsent(char *out, size_t capacity);
 size_t cudaDriverSimResults(char *out, size_t capacity);
 
 /* Answers the nth call of a function from now on with `result` and without effect; with `sticky` also
- * every later one. Each armed failure counts every call, also one that another answers. A call that several
- * match is answered, and counted as fired, by the one armed last. Returns an id, or -1 when there is no such
- * function. */
-int cudaDriverSimFail(const char *name, unsigned long long nth, int result, int sticky);
+ * every later one. With `effect` the call is made, and answered with `result` whatever the driver has answered.
+ * Each armed failure counts every call, also one that another answers. A call that several match is answered,
+ * and counted as fired, by the one armed last. Returns an id, or -1 when there is no such function. */
+int cudaDriverSimFail(const char *name, unsigned long long nth, int result, int sticky, int effect);
 unsigned long long cudaDriverSimFired(int failure);
 void cudaDriverSimDisarm(int failure);
 /* Forgets counts, refused calls and overlaps; objects, logs and armed failures stay. */

@@ -81,6 +81,8 @@ struct Stream {
     std::map<Stream *, std::uint64_t> behind;  // what it waits for: another stream, up to which order
     std::shared_ptr<Capture> capture;
     Touch last_use, last_boundary;  // the latter where it gets into a capture or out of it
+    Touch last_keeping_launch;      // of a graph that keeps user objects
+    Touch last_wait;                // that, or a question whether there is anything to wait for
 
     bool idle() const { return queue.empty() && !running_host_function; }
     bool blocking() const { return !(flags & CU_STREAM_NON_BLOCKING); }

@@ -120,6 +120,12 @@ CUresult launch(Lock &lock, ExecutableGraph &graph, Stream &stream) {
     if (graph.memory)
         if (CUresult bad = prepare_memory(*graph.memory))
             return bad;
+    // A real driver does not keep the launch apart from waits for the stream when there are user objects to give back:
+    // now and then it answers UNKNOWN then, although the graph runs. Beside other launches it does not.
+    if (!graph.user_objects->references.empty()) {
+        stream.last_wait.check();
+        stream.last_keeping_launch.note();
+    }
     for (std::size_t index : order_of_steps(graph)) {
         ExecutableGraph::Step &step = graph.steps[index];
         if (step.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls of two threads at one time that a real driver does not keep apart: beside the begin or the end of a
-// capture of the same stream, and on one capture, graph or executable graph. There the process may crash; here
-// one mutex keeps all calls apart, so that such an overlap is noted instead.
+// capture of the same stream, and on one capture, graph or executable graph, where the process may crash; and the
+// launch of a graph that keeps user objects beside a query or a synchronise of its stream, where the launch may be
+// answered with an error although the graph runs, so that whoever believes it gives memory back that is in use.
+// Here one mutex keeps all calls apart, so that such an overlap is noted instead.
 //
 // A clock counts what touches these things. A call overlaps another thread's when that has touched the same thing
 // later than the call was entered: both were under way then, so what is noted is never wrong. Not every overlap is

@@ -62,22 +62,22 @@ Registration::Registration(const char *name, int version, void *entry, void *per
     registry().symbols[name].push_back({version, entry, per_thread_entry, link});
 }
 
-bool injected(Function &function, CUresult &result) {
+bool injected(Function &function, Injected &failure) {
     Registry &r = registry();
     std::lock_guard<std::mutex> guard(r.mutex);
     // Each counts every call, so that what one of them means does not depend on the others.
     Failure *fires = nullptr;
-    for (auto &[id, failure] : r.failures) {
-        if (failure.function != &function)
+    for (auto &[id, armed] : r.failures) {
+        if (armed.function != &function)
             continue;
-        ++failure.seen;
-        if (failure.seen == failure.nth || (failure.sticky && failure.seen > failure.nth))
-            fires = &failure;  // in the end the one armed last
+        ++armed.seen;
+        if (armed.seen == armed.nth || (armed.sticky && armed.seen > armed.nth))
+            fires = &armed;  // in the end the one armed last
     }
     if (!fires)
         return false;
     ++fires->fired;
-    result = fires->result;
+    failure = {fires->result, fires->effect};
     return true;
 }
 
@@ -100,13 +100,13 @@ void note_answer(Function &function, CUresult result) {
         }
 }
 
-int Registry::arm(const char *name, std::uint64_t nth, CUresult result, bool sticky) {
+int Registry::arm(const char *name, std::uint64_t nth, CUresult result, bool sticky, bool effect) {
     auto found = functions.find(name);
     if (found == functions.end())
         return -1;
     std::lock_guard<std::mutex> guard(mutex);
     int id = next_failure++;
-    failures[id] = Failure{found->second.get(), nth, result, sticky, 0, 0};
+    failures[id] = Failure{found->second.get(), nth, result, sticky, effect, 0, 0};
     armed_failures.fetch_add(1);
     return id;
 }

@@ -23,7 +23,7 @@ struct Failure {
     Function *function;
     std::uint64_t nth;
     CUresult result;
-    bool sticky;
+    bool sticky, effect;
     std::uint64_t seen, fired;
 };
 
@@ -60,7 +60,7 @@ struct Registry {
     int next_log = 1;
     std::set<std::string> absent;  // asked for and not found
 
-    int arm(const char *name, std::uint64_t nth, CUresult result, bool sticky);
+    int arm(const char *name, std::uint64_t nth, CUresult result, bool sticky, bool effect);
     std::uint64_t fired(int id);
     void disarm(int id);
     int open_log();

@@ -33,6 +33,19 @@ CUresult create(CUstream *handle, unsigned flags, int priority) {
     return CUDA_SUCCESS;
 }
 
+// Beside one, the launch of a graph that keeps user objects may be answered with an error although the graph runs.
+void note_wait(Stream &stream) {
+    stream.last_keeping_launch.check();
+    stream.last_wait.note();
+}
+
+// Whether a stream of the context still is one, after the mutex was let go.
+bool still_a_stream(Context &context, Stream *stream) {
+    auto is = [stream](auto &entry) { return entry.second == stream; };
+    return driver().streams.count(stream) || context.legacy == stream ||
+           std::any_of(context.per_thread.begin(), context.per_thread.end(), is);
+}
+
 }  // namespace
 
 PerThreadDefault::PerThreadDefault() { ++per_thread_default; }
@@ -134,6 +147,7 @@ DRIVER_CALL_ON_STREAM("cuStreamQuery", cuStreamQuery, 2000, (CUstream stream), (
         return bad;
     if (CUresult bad = check_wait_for(*s))
         return bad;
+    note_wait(*s);
     if (s->is_legacy)
         return blocking_streams_idle(*s->context) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     return s->idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -147,7 +161,10 @@ DRIVER_CALL_ON_STREAM("cuStreamSynchronize", cuStreamSynchronize, 2000, (CUstrea
     if (CUresult bad = check_wait_for(*s))
         return bad;
     Context *context = s->context;
+    note_wait(*s);
     wait_for_stream(lock, *s);
+    if (still_a_stream(*context, s))  // a launch can have come into the wait, or be about to see its end
+        note_wait(*s);
     synchronised();
     return context->fault;
 }

@@ -72,8 +72,8 @@ struct Lines {
         if (!left.empty())
             line("left live: " + left);
         if (overlaps.total)
-            line(plural(overlaps.total, "call") + " beside another thread's on one capture or graph: a real driver " +
-                 "may crash (first: " + overlaps.first + " beside " + overlaps.beside + ")");
+            line(plural(overlaps.total, "call") + " beside another thread's: a real driver may crash or answer with " +
+                 "an error (first: " + overlaps.first + " beside " + overlaps.beside + ")");
         if (!refused_total)
             return text;
         line("refused: " + plural(refused_total, "driver call"));

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several failures at once, several logs at once, and requests for a failure that make no sense."""
+"""Failures with effect, several at once, logs at once, and requests for a failure that make no sense."""
 
+import ctypes
 import gc
 import threading
 
 import pytest
 
 import cuda_driver_sim as sim
-from sim_helpers import cu, ok
+from sim_helpers import captured, cu, ok, read
+
+driver = ctypes.CDLL("libcuda.so.1")  # cuda.bindings gives no pointer with an error
 
 
 def fails(calls=6):
@@ -90,6 +93,86 @@ def test_a_failure_without_with_is_warned_about():
         sim.fail("cuMemGetInfo")
         gc.collect()
     assert fails(1) == []
+
+
+def allocate(size=64):
+    """Return the answer and what it has set the pointer to."""
+    pointer = ctypes.c_uint64(0)
+    return driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)), pointer.value
+
+
+def allocations():
+    return sim.live().get("device_allocation", 0)
+
+
+def test_an_allocation_with_effect():
+    before = allocations()
+    with sim.fail("cuMemAlloc", effect=True) as failure:
+        result, pointer = allocate()
+        assert (result, failure.fired) == (2, 1)
+        assert allocations() == before + 1
+    assert sim.refused() == (sim.Call("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY"),)
+    ok(cu.cuMemsetD8(pointer, 3, 64))
+    assert read(pointer, 64) == bytes([3] * 64)
+    ok(cu.cuMemFree(pointer))
+    assert allocations() == before
+
+
+def test_a_launch_with_effect_runs(stream):
+    pointer = ok(cu.cuMemAlloc(8))
+    ok(cu.cuMemsetD8(pointer, 0, 8))
+    graph = captured(stream, lambda: cu.cuMemsetD8Async(pointer, 1, 8, stream))
+    executable = ok(cu.cuGraphInstantiate(graph, 0))
+    for effect in False, True:
+        with sim.fail("cuGraphLaunch", result="CUDA_ERROR_UNKNOWN", effect=effect):
+            assert cu.cuGraphLaunch(executable, stream)[0] == cu.CUresult.CUDA_ERROR_UNKNOWN
+        ok(cu.cuStreamSynchronize(stream))
+        assert read(pointer, 8) == bytes([effect] * 8)
+    ok(cu.cuGraphExecDestroy(executable))
+    ok(cu.cuGraphDestroy(graph))
+    ok(cu.cuMemFree(pointer))
+
+
+def test_with_effect_from_the_nth_call_on():
+    before = allocations()
+    pointers = [ok(cu.cuMemAlloc(8)) for _ in range(4)]
+    with sim.fail("cuMemFree", 2, "CUDA_ERROR_UNKNOWN", sticky=True, effect=True) as failure:
+        answers = [cu.cuMemFree(pointer)[0].value for pointer in pointers]
+    assert (answers, failure.fired) == ([0, 999, 999, 999], 3)
+    assert allocations() == before
+
+
+def test_with_effect_what_the_driver_refuses_itself_is_answered_so_too():
+    before = allocations()
+    with sim.fail("cuMemAlloc", result="CUDA_ERROR_UNKNOWN", effect=True):
+        assert allocate(0) == (999, 0)
+    assert allocations() == before
+    assert allocate(0) == (1, 0)
+
+
+@pytest.mark.parametrize("effects", [(True, False), (False, True), (True, True), (False, False)])
+def test_the_one_that_answers_says_whether_the_call_is_made(effects):
+    outer = sim.fail("cuMemAlloc", nth=2, result="CUDA_ERROR_UNKNOWN", sticky=True, effect=effects[0])
+    inner = sim.fail("cuMemAlloc", nth=3, effect=effects[1])
+    with outer, inner:
+        made = [allocate() for _ in range(4)]
+    assert [result for result, _ in made] == [0, 999, 2, 999]
+    assert [pointer != 0 for _, pointer in made] == [True, effects[0], effects[1], effects[0]]
+    assert (outer.fired, inner.fired) == (2, 1)
+    for _, pointer in made:
+        if pointer:
+            ok(cu.cuMemFree(pointer))
+
+
+def test_decorator_with_effect():
+    @sim.fail("cuMemAlloc", effect=True)
+    def decorated():
+        return allocate()
+
+    for _ in range(2):
+        result, pointer = decorated()
+        assert result == 2
+        ok(cu.cuMemFree(pointer))
 
 
 @pytest.mark.parametrize(

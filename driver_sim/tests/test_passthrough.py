@@ -34,7 +34,8 @@ NOT_KNOWN = "test_used_memory_falls_with_the_call_and_memory_returns_with_the_wo
 
 
 @pytest.mark.parametrize(
-    "name", ["watching", "faults", "pools", "capture", "sharing", "work_order", "command", "recordings"]
+    "name",
+    ["watching", "failures", "faults", "pools", "capture", "sharing", "work_order", "command", "recordings"],
 )
 def test_the_other_tests_pass_in_front_of_it(name, environment):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "compare_with_beneath", "-k", f"not {NOT_KNOWN}"]
@@ -93,6 +94,28 @@ assert calls_beneath()["cuMemUnmap"] == sim.calls()["cuMemUnmap"] == 1
         "second map: CUDA_ERROR_OUT_OF_MEMORY",
         "1 2 1",
         "cuMemMap {'address_reservation': 2, 'physical_allocation': 2, 'mapping': 1, 'primary_context': 1}",
+    ], done.stderr
+
+
+def test_calls_that_fail_with_effect_reach_the_driver_beneath(environment):
+    done = run_python(
+        BOTH
+        + """
+sim.reset(); beneath.cudaDriverSimReset()
+front, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64(0)
+with sim.fail("cuMemAlloc", effect=True), sim.fail("cuMemFree", result="CUDA_ERROR_UNKNOWN", effect=True):
+    print(front.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(64)), same()["device_allocation"])
+    print(front.cuMemFree_v2(pointer), "device_allocation" in same())
+print([calls_beneath()[name] == sim.calls()[name] == 1 for name in ("cuMemAlloc", "cuMemFree")])
+print([call.name for call in sim.refused()])
+""",
+        env=environment,
+    )
+    assert done.stdout.splitlines() == [
+        "2 1",
+        "999 False",
+        "[True, True]",
+        "['cuMemAlloc', 'cuMemFree']",
     ], done.stderr
 
 

@@ -188,21 +188,22 @@ def refused() -> Calls:
 
 
 def overlaps() -> Overlaps:
-    """List the calls since the last `reset` that a real driver may crash in, as another thread came between.
+    """List the calls since the last `reset` that a real driver does not keep apart from another thread's.
 
     Returns
     -------
     Overlaps
         Calls on a stream beside the begin or the end of its capture by another thread, and calls of two
         threads at one time on the same capture, graph or executable graph, those included that only ask
-        something. A call is listed once.
+        something: there the process may crash. And ``cuGraphLaunch`` of a graph that keeps user objects
+        beside ``cuStreamQuery`` or ``cuStreamSynchronize`` of the same stream by another thread: there the
+        launch may be answered with ``CUDA_ERROR_UNKNOWN`` although the graph runs. A call is listed once.
 
     Notes
     -----
-    A real driver does not keep such calls apart; the simulated one does, and notes them. What is listed did
-    happen. That nothing is listed proves little for a single call, as two overlap by chance: call in loops,
-    best while a further thread keeps the driver at work. In front of the real driver nothing is seen, and
-    the list is empty.
+    The simulated driver does keep such calls apart, and notes them. What is listed did happen. That nothing
+    is listed proves little for a single call, as two overlap by chance: call in loops, best while a further
+    thread keeps the driver at work. In front of the real driver nothing is seen, and the list is empty.
 
     Examples
     --------

@@ -47,20 +47,21 @@ def _count(nth: int) -> int:
 class Failure(contextlib.ContextDecorator):
     """A failure, made by `fail`: a context manager that arms it when entered, and disarms it when left."""
 
-    def __init__(self, name: str, nth: int, result: str, sticky: bool) -> None:
+    def __init__(self, name: str, nth: int, result: str, sticky: bool, effect: bool) -> None:
         self._number: int | None = None  # while armed
         self._fired: int | None = None  # once disarmed
-        self._wanted = name, nth, result, sticky
-        self._checked = _known_function(name), _count(nth), _known_result(result), int(bool(sticky))
+        self._wanted = name, nth, result, sticky, effect
+        checked = _known_function(name), _count(nth), _known_result(result)
+        self._checked = *checked, int(bool(sticky)), int(bool(effect))
 
     def __enter__(self) -> Failure:
         if self._number is not None or self._fired is not None:
             raise RuntimeError("a failure is armed once only: ask fail() for another one")
-        name, nth, result, sticky = self._checked
+        name, nth, result, sticky, effect = self._checked
         arm = loaded_library().cudaDriverSimFail
         arm.restype = ctypes.c_int
-        arm.argtypes = [ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_int]
-        self._number = int(arm(name.encode(), nth, result, sticky))
+        arm.argtypes = [ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+        self._number = int(arm(name.encode(), nth, result, sticky, effect))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,8 +91,14 @@ class Failure(contextlib.ContextDecorator):
         return int(fired(self._number))
 
 
-def fail(name: str, nth: int = 1, result: str = "CUDA_ERROR_OUT_OF_MEMORY", sticky: bool = False) -> Failure:
-    """Let one driver call fail, without any effect, inside a ``with`` block.
+def fail(
+    name: str,
+    nth: int = 1,
+    result: str = "CUDA_ERROR_OUT_OF_MEMORY",
+    sticky: bool = False,
+    effect: bool = False,
+) -> Failure:
+    """Let one driver call fail inside a ``with`` block, by default without any effect.
 
     Parameters
     ----------
@@ -103,6 +110,9 @@ def fail(name: str, nth: int = 1, result: str = "CUDA_ERROR_OUT_OF_MEMORY", stic
         What it is answered with.
     sticky
         Also every later call, until the block is left.
+    effect
+        The call is made, and answered with `result` whatever the driver has answered: real drivers, too,
+        refuse some calls that have done their work. Out parameters are as the driver has set them.
 
     Returns
     -------
@@ -130,7 +140,10 @@ def fail(name: str, nth: int = 1, result: str = "CUDA_ERROR_OUT_OF_MEMORY", stic
 
     Several can be armed at once, also for one function. Each counts every call since it was armed, those that
     another one answers included. A call that several match is answered by the one armed last, and counts as
-    fired for that one only.
+    fired for that one only; it is made if that one has `effect`.
+
+    With `effect`, `live` counts what the call has made or ended. `cuda.bindings` gives None beside an error,
+    not the new pointer, so that a program in Python cannot give back what was made.
 
     Examples
     --------
@@ -139,5 +152,11 @@ def fail(name: str, nth: int = 1, result: str = "CUDA_ERROR_OUT_OF_MEMORY", stic
     ['CUDA_SUCCESS', 'CUDA_ERROR_OUT_OF_MEMORY', 'CUDA_SUCCESS']
     >>> failure.fired
     1
+
+    >>> with sim.fail("cuMemFree", result="CUDA_ERROR_UNKNOWN", effect=True):
+    ...     driver.cuMemFree(pointer)
+    (<CUresult.CUDA_ERROR_UNKNOWN: 999>,)
+    >>> sim.live() == before
+    True
     """
-    return Failure(name, nth, result, sticky)
+    return Failure(name, nth, result, sticky, effect)

@@ -314,7 +314,7 @@ static void work(CUcontext context, Shared &shared, int thread, int rounds) {
             capture_round(stream, round);
             break;
         case 10: {
-            int failure = cudaDriverSimFail("cuMemAlloc", 3, CUDA_ERROR_OUT_OF_MEMORY, 0);
+            int failure = cudaDriverSimFail("cuMemAlloc", 3, CUDA_ERROR_OUT_OF_MEMORY, 0, 0);
             cudaDriverSimInterleave(1, round);
             cudaDriverSimInterleave(0, 0);
             cudaDriverSimFired(failure);
