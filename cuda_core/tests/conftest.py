@@ -169,7 +169,7 @@ def pytest_configure(config):
         "two_devices: needs a second device",
         "provokes_refusals: makes the driver refuse calls on purpose",
         "provokes_overlaps: uses, from several threads at once, what a real driver does not keep apart",
-        "alone: says something about times on a GPU that nobody else uses; left out with --shared-gpu",
+        "alone: says something about times, or free memory, of a GPU that nobody else uses; left out with --shared-gpu",
     ):
         config.addinivalue_line("markers", line)
     if not config.getoption("--hypothesis-profile", None):
@@ -332,8 +332,8 @@ class DriverWatch:
     def live(self):
         return dict(self.sim.live()) if self.sim else {}
 
-    def fail(self, name, nth=1, result="CUDA_ERROR_OUT_OF_MEMORY", sticky=False):
-        return self.sim.fail(name, nth=nth, result=result, sticky=sticky)
+    def fail(self, name, nth=1, result="CUDA_ERROR_OUT_OF_MEMORY", sticky=False, effect=False):
+        return self.sim.fail(name, nth=nth, result=result, sticky=sticky, effect=effect)
 
 
 class _NoCall:

@@ -43,6 +43,7 @@ def load(name):
     return module
 
 
+@pytest.mark.alone  # it looks at how much memory of the device is free
 @pytest.mark.parametrize("kind", ["pool", "virtual", "managed"])
 @pytest.mark.parametrize(("program", "library"), [("cupy_allocator", "cupy"), ("torch_allocator", "torch")])
 def test_the_program_proves_that_all_memory_was_ours_and_came_back(driver_name, program, library, kind):

@@ -19,6 +19,7 @@ from cuda.core import (
     Stream,
     StreamOptions,
 )
+from held_work import Gate, Waiting
 from support import check, read
 
 BYTES = 1 << 20
@@ -334,7 +335,8 @@ def test_what_a_stream_lacks_in_this_build_says_so(stream, name):
 @pytest.mark.parametrize(
     ("function", "use"),
     [
-        ("cuStreamSynchronize", lambda stream, event: stream.sync()),
+        ("cuStreamQuery", lambda stream, event: stream.sync()),
+        ("cuStreamIsCapturing", lambda stream, event: stream.sync()),
         ("cuEventRecord", lambda stream, event: stream.record()),
         ("cuEventRecord", lambda stream, event: stream.record(event)),
         ("cuEventRecord", lambda stream, event: stream.wait(stream)),
@@ -364,6 +366,54 @@ def test_a_refused_call_of_a_stream_is_named_and_nothing_is_left(device, stream,
     use(stream, event)
     assert driver_watch.live() == live
     event.close()
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuEventSynchronize"])
+def test_a_wait_for_work_that_is_refused_is_named_and_nothing_is_left(stream, driver_watch, function):
+    live = driver_watch.live()
+    with Gate(stream):
+        during = driver_watch.live()
+        with driver_watch.fail(function, result="CUDA_ERROR_UNKNOWN") as failure:
+            with pytest.raises(CUDAError, match=f"CUDA_ERROR_UNKNOWN.*{function}"):
+                stream.sync()
+        assert failure.fired == 1
+        assert driver_watch.live() == during
+    stream.sync()
+    assert driver_watch.live() == live
+
+
+@pytest.mark.watched
+@pytest.mark.provokes_refusals
+def test_a_sync_without_memory_for_an_event_waits_all_the_same(stream, driver_watch):
+    with Gate(stream) as gate:
+        with driver_watch.fail("cuEventCreate", sticky=True) as failure:
+            waiting = Waiting(stream.sync)
+            assert waiting.waits()
+            gate.open()
+            assert waiting.result() is None
+    assert failure.fired == 1
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_sync_of_a_captured_stream_is_refused_and_the_capture_goes_on(device, stream, memory, joined):
+    builder = stream.create_graph_builder().begin_building()
+    other = device.create_stream()
+    if joined:
+        other.wait(stream)
+    with pytest.raises(CUDAError, match=r"STREAM_CAPTURE_UNSUPPORTED.*cannot be waited for"):
+        (other if joined else stream).sync()
+    if joined:
+        stream.wait(other)
+    check(driver.cuMemsetD8Async(memory, 0x21, BYTES, int(stream.handle)))
+    graph = builder.end_building().complete()
+    builder.close()
+    graph.launch(stream)
+    stream.sync()
+    assert read(memory, BYTES) == b"\x21" * BYTES
+    graph.close()
+    other.close()
 
 
 @pytest.mark.watched

@@ -6,6 +6,10 @@
 cdef void hold_captures_off() noexcept nogil
 cdef void let_captures_begin() noexcept nogil
 
+# Around a launch, by the same rules.
+cdef void hold_streams_off() noexcept nogil
+cdef void let_streams_be_used() noexcept nogil
+
 # Around what begins or ends a capture. Without the GIL.
 cdef void enter_capture() noexcept nogil
 cdef void leave_capture(bint begun) noexcept nogil

@@ -146,7 +146,12 @@ class Stream:
         RuntimeError
             If the stream is closed.
         CUDAError
-            If the driver answers with an error, also one of earlier work.
+            If the stream is being captured, which goes on; or if the driver answers with an error, also one of earlier
+            work.
+
+        Notes
+        -----
+        Other threads may use the stream meanwhile. What they put into it behind the call is not waited for.
 
         Examples
         --------

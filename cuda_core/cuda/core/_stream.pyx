@@ -35,9 +35,14 @@ from cuda.core._stream_handle cimport (
     retain_stream,
     stream_as_seen_here,
     stream_is_capturing,
+)
+from cuda.core._stream_order cimport (
+    are_one_capture,
+    ask_for_context_of,
+    join_first,
+    wait_behind_stream,
     wait_for_stream,
 )
-from cuda.core._stream_order cimport are_one_capture, ask_for_context_of, join_first, wait_behind_stream
 from cuda.core._undestroyed cimport try_undestroyed
 
 # Imported here and not where it is used: a finalizer at exit may read a handle when nothing can be imported.
@@ -455,7 +460,12 @@ cdef class Stream:
         RuntimeError
             If the stream is closed.
         CUDAError
-            If the driver answers with an error, also one of earlier work.
+            If the stream is being captured, which goes on; or if the driver answers with an error, also one of earlier
+            work.
+
+        Notes
+        -----
+        Other threads may use the stream meanwhile. What they put into it behind the call is not waited for.
 
         Examples
         --------
@@ -463,15 +473,18 @@ cdef class Stream:
         >>> stream.sync()
         """
         cdef cydriver.CUresult result
-        cdef const char* function = b"cuStreamSynchronize"
+        cdef const char* function = NULL
+        cdef bint capturing
         cdef StreamHandle* handle = self._hold()
         try:
             ensure_driver()
             with nogil:
-                result = wait_for_stream(handle, &function)
+                result = wait_for_stream(handle, &capturing, &function)
         finally:
             drop_stream(handle)
         check(result, function)
+        if capturing:
+            raise captured_error("a stream that is being captured cannot be waited for")
 
     def record(
         self, event: Event | None = None, options: EventOptions | dict[str, Any] | None = None

@@ -72,7 +72,6 @@ cdef cydriver.CUresult ask_whether_captured(StreamHandle* handle, bint* capturin
 cdef bint is_captured(StreamHandle* handle) except -1
 cdef object captured_error(str refusal)
 cdef int refuse_captured(StreamHandle* handle, str refusal) except -1
-cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil
 cdef bint stream_is_gone(StreamHandle* handle, cydriver.CUresult result) noexcept nogil
 cdef cydriver.CUresult query_uncaptured(StreamHandle* handle, bint* idle, bint* capturing,
                                         const char** function) noexcept nogil

@@ -296,36 +296,6 @@ cdef object captured_error(str refusal):
     return error
 
 
-cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, const char** function) noexcept nogil:
-    """Wait until everything in the stream has run. On failure ``function`` names the call that was refused."""
-    cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    cdef bint pushed = False
-    cdef cydriver.CUresult result
-    cdef int member
-    if handle.kind == STREAM_SET:
-        for member in range(handle.member_count):
-            result = wait_for_stream(handle.members[member], function)
-            if result != cydriver.CUresult.CUDA_SUCCESS and not stream_is_gone(handle.members[member], result):
-                return result
-        return cydriver.CUresult.CUDA_SUCCESS
-    result = ask_for_stream(handle, function)
-    if result != cydriver.CUresult.CUDA_SUCCESS:
-        return result
-    result = enter_stream(handle, &pushed, function)
-    if result != cydriver.CUresult.CUDA_SUCCESS:
-        return result
-    # A wait for any stream invalidates the captures that this thread may not disturb, unless the thread says that it
-    # knows what it is doing. It does: the stream that is waited for is not one of those being captured.
-    function[0] = b"cuThreadExchangeStreamCaptureMode"
-    result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    if result == cydriver.CUresult.CUDA_SUCCESS:
-        function[0] = b"cuStreamSynchronize"
-        result = cydriver.cuStreamSynchronize(stream_as_seen_here(handle))
-        cydriver.cuThreadExchangeStreamCaptureMode(&mode)
-    leave_stream(pushed)
-    return result
-
-
 cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const char** function) noexcept nogil:
     """Ask, without waiting, whether everything in the stream has run. A capturing stream is not idle."""
     cdef cydriver.CUresult result
@@ -341,19 +311,22 @@ cdef cydriver.CUresult stream_is_idle(StreamHandle* handle, bint* idle, const ch
     hold_captures_off()
     result = query_uncaptured(handle, idle, &capturing, function)
     let_captures_begin()
-    return result
+    return cydriver.CUresult.CUDA_SUCCESS if idle[0] else result
 
 
 cdef cydriver.CUresult query_uncaptured(StreamHandle* handle, bint* idle, bint* capturing,
                                         const char** function) noexcept nogil:
-    """Ask one stream for its work, unless it is being captured. With captures held off."""
+    """Ask one stream for its work, unless it is being captured. With captures held off.
+
+    One that is gone is idle, and the answer says that it is gone.
+    """
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef bint pushed = False
     cdef cydriver.CUresult result = ask_for_stream(handle, function)
     idle[0] = capturing[0] = False
     if result != cydriver.CUresult.CUDA_SUCCESS:
         idle[0] = stream_is_gone(handle, result)
-        return cydriver.CUresult.CUDA_SUCCESS if idle[0] else result
+        return result
     result = enter_stream(handle, &pushed, function)
     if result != cydriver.CUresult.CUDA_SUCCESS:
         return result
@@ -374,9 +347,7 @@ cdef cydriver.CUresult query_uncaptured(StreamHandle* handle, bint* idle, bint* 
         return cydriver.CUresult.CUDA_SUCCESS
     if result == cydriver.CUresult.CUDA_ERROR_NOT_READY:
         return cydriver.CUresult.CUDA_SUCCESS
-    if stream_is_gone(handle, result):
-        result = cydriver.CUresult.CUDA_SUCCESS
-    idle[0] = result == cydriver.CUresult.CUDA_SUCCESS
+    idle[0] = result == cydriver.CUresult.CUDA_SUCCESS or stream_is_gone(handle, result)
     return result
 
 

@@ -13,6 +13,7 @@ cdef cydriver.CUresult join_first(StreamHandle* all_, bint* capturing, const cha
 cdef bint are_one_capture(StreamHandle** streams, int count) except -1
 cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* capturing,
                                      const char** function) noexcept nogil
+cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil
 cdef cydriver.CUresult wait_behind_stream(StreamHandle* later, StreamHandle* earlier, bint captured, bint* gone,
                                           const char** function) noexcept nogil
 cdef cydriver.CUresult enter_context_of_stream(StreamHandle* handle, bint* pushed,

@@ -2,6 +2,7 @@
 """One stream, or a thread, behind another stream, in whatever context each of them is."""
 
 from cuda.bindings cimport cydriver
+from posix.unistd cimport usleep
 
 from cuda.core._capture_lock cimport hold_captures_off, let_captures_begin
 from cuda.core._context cimport ask_for_context, ask_for_id, context_is_gone
@@ -19,13 +20,13 @@ from cuda.core._stream_handle cimport (
     stream_as_seen_here,
     stream_is_capturing,
     stream_is_gone,
-    wait_for_stream,
 )
 from cuda.core._undestroyed cimport end_own_event
 
 
 cdef enum:
     _TURNS = 1000  # of asking a stream that is captured and not, by turns
+    _PAUSE = 50  # microseconds between two questions
 
 
 cdef cydriver.CUresult context_of_stream(StreamHandle* handle, cydriver.CUcontext* context,
@@ -206,6 +207,21 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
     where there was work. ``capturing`` tells that one of the streams is being captured; nothing was done to it then. On
     failure ``function`` names the call.
     """
+    return _wait(handle, False, waited, capturing, function)
+
+
+cdef cydriver.CUresult wait_for_stream(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil:
+    """The same for a stream that a program names: one that is gone is refused.
+
+    An idle one is waited for as well: there drivers give back what pools no longer need. The stream itself is not
+    waited for: beside that a launch into it would be answered with UNKNOWN.
+    """
+    cdef bint waited = False
+    return _wait(handle, True, &waited, capturing, function)
+
+
+cdef cydriver.CUresult _wait(StreamHandle* handle, bint named, bint* waited, bint* capturing,
+                             const char** function) noexcept nogil:
     cdef cydriver.CUstreamCaptureMode mode = cydriver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     cdef cydriver.CUevent event = NULL
     cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS, refused
@@ -215,7 +231,7 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
     capturing[0] = False
     if handle.kind == STREAM_SET:
         for member in range(handle.member_count):
-            result = wait_in_order(handle.members[member], waited, capturing, function)
+            result = _wait(handle.members[member], named, waited, capturing, function)
             if capturing[0] or (
                 result != cydriver.CUresult.CUDA_SUCCESS and not stream_is_gone(handle.members[member], result)
             ):
@@ -224,7 +240,7 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
     for _turn in range(_TURNS):
         hold_captures_off()
         result = query_uncaptured(handle, &idle, capturing, function)
-        if result == cydriver.CUresult.CUDA_SUCCESS and not idle and not capturing[0]:
+        if result == cydriver.CUresult.CUDA_SUCCESS and (named or not idle) and not capturing[0]:
             result = _mark(handle, &event, function)
         let_captures_begin()
         if not is_of_capture(result):
@@ -235,11 +251,14 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
             return result
         # And over by now, so that there may be work in the stream again, or still.
         result, function[0] = refused, refused_by
-    if result != cydriver.CUresult.CUDA_SUCCESS or idle or capturing[0]:
+    if idle and not named:
+        return cydriver.CUresult.CUDA_SUCCESS
+    if result != cydriver.CUresult.CUDA_SUCCESS or capturing[0]:
         return result
-    waited[0] = True
+    if not idle:
+        waited[0] = True
     if event == NULL:  # no memory for one: what is waited for may be what gives memory back
-        return wait_for_stream(handle, function)
+        return result if idle else _ask_until_idle(handle, capturing, function)
     # A wait counts among the calls that other captures forbid this thread.
     function[0] = b"cuThreadExchangeStreamCaptureMode"
     result = cydriver.cuThreadExchangeStreamCaptureMode(&mode)
@@ -250,6 +269,17 @@ cdef cydriver.CUresult wait_in_order(StreamHandle* handle, bint* waited, bint* c
     if not context_is_gone(handle.context, handle.context_id):  # else it went with that
         end_own_event(event, handle.context)
     return result
+
+
+cdef cydriver.CUresult _ask_until_idle(StreamHandle* handle, bint* capturing, const char** function) noexcept nogil:
+    cdef bint idle = False
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
+    while result == cydriver.CUresult.CUDA_SUCCESS and not idle and not capturing[0]:
+        usleep(_PAUSE)
+        hold_captures_off()
+        result = query_uncaptured(handle, &idle, capturing, function)
+        let_captures_begin()
+    return cydriver.CUresult.CUDA_SUCCESS if idle else result
 
 
 cdef cydriver.CUresult _mark(StreamHandle* handle, cydriver.CUevent* event, const char** function) noexcept nogil:

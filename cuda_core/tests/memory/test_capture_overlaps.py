@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """No call for a stream is made beside one that begins or ends its capture, nor are two at once in one capture.
 
-A real driver does not keep such calls apart and may crash; the simulated one notes them, and every test fails where one
-was noted. Here all that a program puts into a stream, or asks of it, is done by several threads while another captures.
+Nor is a stream asked or waited for beside a launch into it. A real driver does not keep such calls apart and may crash,
+or answer a launch with UNKNOWN; the simulated one notes them, and every test fails where one was noted. Here all that a
+program puts into a stream, or asks of it, is done by several threads while another captures, or launches.
 """
 
 import contextlib
@@ -86,6 +87,7 @@ USES = {
     "record, and ask": lambda at: at.stream.record().is_done,
     "record, and wait for it": lambda at: at.stream.record().sync(),
     "take a stream into it": lambda at: at.take_in(),
+    "wait for all work": lambda at: at.stream.sync(),
     "wait for an event": lambda at: at.stream.wait(at.event),
     "wait for a stream": lambda at: at.stream.wait(at.mine),
     "let another wait": lambda at: at.mine.wait(at.stream),
@@ -187,6 +189,39 @@ def test_no_two_threads_are_in_one_capture(device, name):
             assert not thread.is_alive(), "a thread hangs"
     assert None in others  # a fill is refused only where another use has broken the capture
     assert whole or name in BREAKS_IT
+    assert drain(20)
+    place.stream.sync()
+    place.close()
+
+
+@pytest.mark.parametrize("name", USES)
+def test_no_thread_asks_for_the_work_of_a_stream_beside_a_launch(device, name):
+    place = Place(device)
+    over, launches, done, waits = threading.Event(), [], [], []
+    uses = (
+        (USES["launch"], launches),
+        (USES["launch"], launches),
+        (USES[name], done),
+        (USES["release without waiting"], waits),
+        (USES["wait for all work"], waits),
+    )
+    threads = [
+        threading.Thread(target=use_until, args=(place, over, use, kept), daemon=True) for use, kept in uses
+    ]
+    with slow_calls():
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until or (
+            min(len(launches), len(done), len(waits)) < 20 and time.monotonic() < until + 20
+        ):
+            time.sleep(0.01)
+        over.set()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a thread hangs"
+    assert set(launches) == {None}
+    assert set(waits) == {None}
     assert drain(20)
     place.stream.sync()
     place.close()

@@ -87,7 +87,8 @@ class Graph:
         CUDAError
             If the stream is being captured, which goes on; or if the driver refuses. It does so while memory that an
             earlier launch has allocated is still owned by an open buffer, unless the graph was completed with
-            ``auto_free_on_launch``.
+            ``auto_free_on_launch``. Answered with ``CUDA_ERROR_UNKNOWN`` the graph may run all the same: a driver does
+            so where code outside of this package asks the stream for its work at the same moment.
 
         Notes
         -----

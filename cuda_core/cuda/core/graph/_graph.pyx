@@ -7,7 +7,13 @@ from cuda.bindings cimport cydriver
 from libc.string cimport memset
 from libcpp.vector cimport vector
 
-from cuda.core._capture_lock cimport captures_begun, hold_captures_off, let_captures_begin
+from cuda.core._capture_lock cimport (
+    captures_begun,
+    hold_captures_off,
+    hold_streams_off,
+    let_captures_begin,
+    let_streams_be_used,
+)
 from cuda.core._driver cimport check, error_for, is_finalizing, is_hopeless
 from cuda.core._fork cimport fork_generation
 from cuda.core._shared_containers cimport take_all
@@ -77,24 +83,36 @@ cdef cydriver.CUresult _launch(
     # What an earlier launch has left would make this one fail.
     cdef cydriver.CUresult result = free_left(graph, function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
-        hold_captures_off()
+        hold_streams_off()
         result = _enter_uncaptured(order[0], begun, &pushed, captured, function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function[0] = b"cuGraphLaunch"
             result = cydriver.cuGraphLaunch(<cydriver.CUgraphExec>executable, stream_as_seen_here(order[0]))
             leave_stream(pushed)
-        let_captures_begin()
-    if result != cydriver.CUresult.CUDA_SUCCESS:
+        let_streams_be_used()
+    if not _may_run(result):
         return result
-    allocation = graph.allocations
-    while allocation != NULL:
-        allocation.armed = allocation.place != PLACE_FREED
-        allocation = allocation.next
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        allocation = graph.allocations
+        while allocation != NULL:
+            allocation.armed = allocation.place != PLACE_FREED
+            allocation = allocation.next
+    else:
+        look_at_all(graph, &unimportant)
     before = graph.launched_on
     graph.launched_on = order[0]
     order[0] = before
     free_left(graph, &unimportant)  # what is refused is tried again before the next launch, and at the end
     return result
+
+
+cdef bint _may_run(cydriver.CUresult result) noexcept nogil:
+    """Whether a graph whose launch was answered so is in the stream, or may be.
+
+    A real driver answers UNKNOWN and runs the graph all the same where code outside of this package asks the stream for
+    its work at that moment.
+    """
+    return result == cydriver.CUresult.CUDA_SUCCESS or result == cydriver.CUresult.CUDA_ERROR_UNKNOWN
 
 
 cdef cydriver.CUresult _upload(
@@ -385,7 +403,7 @@ cdef class Graph:
                     if not ranges.empty():
                         used = retain_stream(order)
                     result = put(graph, self._executable.load(), &order, begun, &captured, function)
-                    if used != NULL and result == cydriver.CUresult.CUDA_SUCCESS:
+                    if used != NULL and _may_run(result):
                         launches.last, used = used, launches.last
                 pthread_mutex_unlock(&graph.mutex)
             if captured:  # since it was asked
@@ -422,7 +440,8 @@ cdef class Graph:
         CUDAError
             If the stream is being captured, which goes on; or if the driver refuses. It does so while memory that an
             earlier launch has allocated is still owned by an open buffer, unless the graph was completed with
-            ``auto_free_on_launch``.
+            ``auto_free_on_launch``. Answered with ``CUDA_ERROR_UNKNOWN`` the graph may run all the same: a driver does
+            so where code outside of this package asks the stream for its work at the same moment.
 
         Notes
         -----
