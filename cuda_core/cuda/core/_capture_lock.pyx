@@ -21,6 +21,7 @@ from cuda.core._pthread cimport (
     pthread_mutex_unlock,
     pthread_rwlock_rdlock,
     pthread_rwlock_t,
+    pthread_rwlock_tryrdlock,
     pthread_rwlock_trywrlock,
     pthread_rwlock_unlock,
     pthread_rwlock_wrlock,
@@ -45,7 +46,10 @@ cdef extern from *:
     int _init_lock "cuda_core_init_capture_lock"(pthread_rwlock_t*) noexcept nogil
 
 cdef enum:
-    _TURNS = 100
+    # So often the lock is tried: most calls are over sooner than a thread that sleeps is awake. While captures go on every
+    # thread wants it alone, and many that try keep each other from their work.
+    _TURNS = 1000
+    _TURNS_BESIDE_CAPTURES = 100
 
 cdef pthread_rwlock_t _lock
 cdef pthread_mutex_t _launching  # taken before the lock
@@ -53,21 +57,29 @@ cdef atomic[long] _begun  # so many captures so far
 cdef atomic[long] _going_on
 
 
-cdef void _take_alone() noexcept nogil:
+cdef void _take_alone(int turns) noexcept nogil:
     cdef int _turn
-    for _turn in range(_TURNS):  # most calls are over sooner than a thread that sleeps is awake
+    for _turn in range(turns):
         if pthread_rwlock_trywrlock(&_lock) == 0:
             return
     pthread_rwlock_wrlock(&_lock)
 
 
+cdef void _take_together() noexcept nogil:
+    cdef int _turn
+    for _turn in range(_TURNS):
+        if pthread_rwlock_tryrdlock(&_lock) == 0:
+            return
+    pthread_rwlock_rdlock(&_lock)
+
+
 cdef void hold_captures_off() noexcept nogil:
     if _going_on.load() == 0:
-        pthread_rwlock_rdlock(&_lock)
+        _take_together()
         if _going_on.load() == 0:  # and none can begin before this thread lets go
             return
         pthread_rwlock_unlock(&_lock)
-    _take_alone()
+    _take_alone(_TURNS_BESIDE_CAPTURES)
 
 
 cdef void let_captures_begin() noexcept nogil:
@@ -78,7 +90,7 @@ cdef void hold_streams_off() noexcept nogil:
     # One at a time: the lock prefers who wants it alone, and threads that do nothing but launch would keep all others
     # out for ever.
     pthread_mutex_lock(&_launching)
-    _take_alone()
+    _take_alone(_TURNS)
 
 
 cdef void let_streams_be_used() noexcept nogil:

@@ -27,6 +27,7 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_broadcast(pthread_cond_t*)
     int pthread_rwlock_rdlock(pthread_rwlock_t*)
     int pthread_rwlock_wrlock(pthread_rwlock_t*)
+    int pthread_rwlock_tryrdlock(pthread_rwlock_t*)
     int pthread_rwlock_trywrlock(pthread_rwlock_t*)
     int pthread_rwlock_unlock(pthread_rwlock_t*)
     ctypedef void (*ForkHandler)() noexcept nogil

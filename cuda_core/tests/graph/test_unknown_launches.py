@@ -51,7 +51,7 @@ def test_a_launch_that_is_answered_unknown_and_runs_loses_nothing(
     assert failure.fired == 1
     stream.sync()
     assert read(target.handle, SIZE) == (pattern(SIZE) if runs else bytes(SIZE))
-    assert still_allocated(address) is (runs and close_before != "the launch")
+    assert still_allocated(address) is runs
     if close_before == "the next launch":
         between.close()
     if close_before != "the end":
@@ -60,6 +60,7 @@ def test_a_launch_that_is_answered_unknown_and_runs_loses_nothing(
         between.close()
     stream.sync()
     graph.close()
+    assert not still_allocated(address)
     assert soon(lambda: graph_memory_in_use() == 0)
     for buffer in (source, target):
         assert soon(lambda buffer=buffer: buffer.loans == 0)
@@ -100,3 +101,26 @@ def test_pausing_waits_for_a_launch_that_was_answered_unknown(device, stream, un
     assert soon(lambda: buffer.loans == 0)
     buffer.close()
     other.close()
+
+
+@pytest.mark.parametrize("result", [UNKNOWN, "CUDA_ERROR_OUT_OF_MEMORY"])
+def test_what_a_refused_launch_has_allocated_is_asked_for_until_it_is_known(
+    device, stream, driver_watch, result
+):
+    with built(device) as builder:
+        between = scratch(builder)
+    graph = builder.complete()
+    builder.close()
+    between.close()
+    with driver_watch.fail("cuGraphLaunch", result=result, effect=True):
+        with pytest.raises(CUDAError, match=result):
+            graph.launch(stream)
+    with driver_watch.fail("cuPointerGetAttributes") as failure:
+        with pytest.raises(CUDAError, match="cuPointerGetAttributes"):
+            graph.launch(stream)
+    assert failure.fired == 1
+    for _ in range(2):
+        graph.launch(stream)
+    stream.sync()
+    graph.close()
+    assert soon(lambda: graph_memory_in_use() == 0)

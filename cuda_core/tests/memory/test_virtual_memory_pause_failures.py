@@ -63,6 +63,9 @@ class Prepared:
             for granule in (0, 2, 3):
                 for begin in (granule * GRANULE, (granule + 1) * GRANULE - EDGE):
                     check(driver.cuMemsetD8(buffer.handle + begin, 16 * seed + granule + 1, EDGE))
+        check(
+            driver.cuCtxSynchronize()
+        )  # else it is a matter of time whether a pause has to wait, and its calls are
 
     def assert_whole(self, bytes_too=True):
         for seed, buffer in enumerate(self.buffers):

@@ -30,6 +30,7 @@ cdef struct CapturedGraph:
     uint16_t generation               # of forks
     pthread_mutex_t mutex             # of everything below; never taken with the GIL, or in a destructor of the driver
     Gone* gone
+    bint in_doubt                     # a launch was refused, and may have allocated all the same
     bint ended                        # it is gone, and what is armed is known
     int parts                         # the graph and the executables that this package has of it
     GraphAllocation* allocations

@@ -80,14 +80,20 @@ cdef cydriver.CUresult _launch(
     cdef const char* unimportant = NULL
     cdef StreamHandle* before
     cdef bint pushed = False
+    cdef cydriver.CUresult result = cydriver.CUresult.CUDA_SUCCESS
     # What an earlier launch has left would make this one fail.
-    cdef cydriver.CUresult result = free_left(graph, function)
+    if graph.in_doubt:
+        result = look_at_all(graph, function)
+        graph.in_doubt = result != cydriver.CUresult.CUDA_SUCCESS
+    if result == cydriver.CUresult.CUDA_SUCCESS:
+        result = free_left(graph, function)
     if result == cydriver.CUresult.CUDA_SUCCESS:
         hold_streams_off()
         result = _enter_uncaptured(order[0], begun, &pushed, captured, function)
         if result == cydriver.CUresult.CUDA_SUCCESS:
             function[0] = b"cuGraphLaunch"
             result = cydriver.cuGraphLaunch(<cydriver.CUgraphExec>executable, stream_as_seen_here(order[0]))
+            graph.in_doubt = result != cydriver.CUresult.CUDA_SUCCESS
             leave_stream(pushed)
         let_streams_be_used()
     if not _may_run(result):
@@ -97,8 +103,6 @@ cdef cydriver.CUresult _launch(
         while allocation != NULL:
             allocation.armed = allocation.place != PLACE_FREED
             allocation = allocation.next
-    else:
-        look_at_all(graph, &unimportant)
     before = graph.launched_on
     graph.launched_on = order[0]
     order[0] = before
