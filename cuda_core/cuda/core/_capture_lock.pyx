@@ -46,8 +46,8 @@ cdef extern from *:
     int _init_lock "cuda_core_init_capture_lock"(pthread_rwlock_t*) noexcept nogil
 
 cdef enum:
-    # So often the lock is tried: most calls are over sooner than a thread that sleeps is awake. While captures go on every
-    # thread wants it alone, and many that try keep each other from their work.
+    # So often the lock is tried: most calls are over sooner than a thread that sleeps is awake. While captures go on
+    # every thread wants it alone, and many that try keep each other from their work.
     _TURNS = 1000
     _TURNS_BESIDE_CAPTURES = 100
 
